@@ -1,0 +1,1 @@
+//! The binary's commands.

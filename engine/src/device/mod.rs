@@ -1,0 +1,153 @@
+//! The seam between the decode loop and the hardware.
+//!
+//! A [`Device`] loads part of a model and gives back a [`Shard`]: some layers with their KV cache, the
+//! embedding and the head if it was asked to hold them. The decode loop sees token ids and, between
+//! shards, hidden state; everything else stays on the device.
+
+use std::ops::Range;
+
+use crate::model::Checkpoint;
+
+pub mod cpu;
+
+/// What a device could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There is no device of this name in this build or on this machine.
+    #[error("no device '{name}': {why}")]
+    NoSuchDevice {
+        /// As it was asked for.
+        name: String,
+        /// The reason and what to do.
+        why: String,
+    },
+    /// A pass does not fit what the shard holds. A bug in the caller, reported and not panicked on.
+    #[error("a pass does not fit its shard: {0}")]
+    BadPass(String),
+    /// The model could not be read while it was loaded.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+}
+
+/// Which part of a model a shard holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The layers, end exclusive. May be empty for a part that holds only the embedding and the head.
+    pub layers: Range<usize>,
+    /// Whether token ids come in, rather than hidden state.
+    pub embedding: bool,
+    /// Whether the final norm and the head are here, so that logits or token ids come out.
+    pub head: bool,
+    /// Positions that the KV cache must be able to hold.
+    pub context: usize,
+}
+
+/// Loads parts of models.
+pub trait Device {
+    /// The device's ordinal on its host, for labels; 0 for the CPU.
+    fn ordinal(&self) -> u32;
+
+    /// Loads `part` of `checkpoint`. Weights are read once, here.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when a tensor is missing or of another shape, or the device has no room.
+    fn load(&self, checkpoint: &Checkpoint, part: Part) -> Result<Box<dyn Shard>, DeviceError>;
+}
+
+/// What goes into a pass.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// Token ids, one a row, for a part with the embedding.
+    Tokens(&'a [u32]),
+    /// Hidden state `[rows, hidden]`, row major, for a part without.
+    Hidden(&'a [f32]),
+}
+
+/// Which kernels a pass runs through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The kernels of decode and verify: each row's arithmetic does not depend on the other rows.
+    Decode,
+    /// The large-matrix kernels of dense prefill.
+    Dense,
+}
+
+/// What a pass answers with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Hidden state `[rows, hidden]` after the part's last layer.
+    Hidden,
+    /// The greedy token id of each of these rows. Needs the head.
+    Tokens(Range<usize>),
+    /// Logits `[rows, vocab]` of these rows, and their greedy token ids. Needs the head.
+    Logits(Range<usize>),
+}
+
+/// One forward pass over one shard.
+#[derive(Clone, Debug)]
+pub struct Pass<'a> {
+    /// The rows.
+    pub input: Input<'a>,
+    /// The position of the first row. It equals [`Shard::cached`]: rows are appended.
+    pub start: usize,
+    /// Which kernels.
+    pub path: Path,
+    /// What to answer.
+    pub want: Want,
+}
+
+/// What a pass answered. Buffers are kept between passes; a pass overwrites those it was asked for and
+/// clears the others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Hidden state `[rows, hidden]`.
+    pub hidden: Vec<f32>,
+    /// Greedy token ids, one for each row asked for; the lowest id wins a tie.
+    pub tokens: Vec<u32>,
+    /// Logits `[rows, vocab]`.
+    pub logits: Vec<f32>,
+}
+
+/// A run of a model's layers on one device, with the KV cache of those layers.
+pub trait Shard: Send {
+    /// Which part of the model this is.
+    fn part(&self) -> &Part;
+
+    /// The device's ordinal on its host, for labels.
+    fn device(&self) -> u32;
+
+    /// Positions in the KV cache.
+    fn cached(&self) -> usize;
+
+    /// Runs rows through the layers and appends them to the KV cache.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the cache then holds what it held before the pass.
+    fn forward(&mut self, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError>;
+
+    /// Drops cached positions from the end until `len` are left. Longer than the cache: nothing to drop.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device fails.
+    fn roll_back(&mut self, len: usize) -> Result<(), DeviceError>;
+
+    /// Copies the whole KV cache aside, replacing an earlier copy.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room or fails.
+    fn snapshot(&mut self) -> Result<(), DeviceError>;
+
+    /// Puts the copy back as it was and keeps, behind it, the first `accepted` rows that were appended
+    /// since: they are copied, not recomputed.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when there is no copy, fewer rows were appended, or the device fails.
+    fn restore(&mut self, accepted: usize) -> Result<(), DeviceError>;
+
+    /// The keys and values of one layer as the device holds them, widened to `f32`: `[cached, kv_heads *
+    /// head_dim]` each, for tests that compare caches.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the layer is not this shard's or the device fails.
+    fn cache_rows(&mut self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError>;
+}

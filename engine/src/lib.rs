@@ -1,0 +1,26 @@
+//! A speculative-decode engine whose phases a profiler can see.
+//!
+//! A small draft model proposes tokens, the target verifies a block of them in one pass, the longest
+//! agreeing prefix is accepted, and both caches roll back what was not. Around that work stand the phase
+//! ranges of `marker-core`, and turning them on changes no token.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`model`] | reads a model from disk: configuration, weights, tokenizer |
+//! | [`device`] | the seam between the decode loop and the hardware, and one folder a device |
+//! | [`shard`] | a model over one or several runs of layers; emits the leaf ranges |
+//! | [`decode`] | prefill, draft, verify, accept, roll back |
+//! | [`markers`] | the one file that names the marker backends |
+//! | [`cli`] | the binary's commands |
+
+#![deny(unsafe_code)]
+
+pub mod cli;
+pub mod decode;
+pub mod device;
+mod error;
+pub mod markers;
+pub mod model;
+pub mod shard;
+
+pub use error::Error;

@@ -1,0 +1,17 @@
+//! A model on disk: what it is ([`Config`]), its weights ([`Checkpoint`]) and its words ([`Tokenizer`]).
+//!
+//! The Hugging Face layout: `config.json`, `generation_config.json`, one or several `safetensors` files,
+//! `tokenizer.json`. Everything is checked here, once, so that a device only meets tensors of the type and
+//! shape that it asked for.
+
+mod checkpoint;
+mod config;
+mod error;
+mod rope;
+mod tokenizer;
+
+pub use checkpoint::{Checkpoint, Dtype, LayerWeights, Linear, Tensor};
+pub use config::{Architecture, Config};
+pub use error::ModelError;
+pub use rope::{Rope, Scaling};
+pub use tokenizer::{TextStream, Tokenizer};

@@ -1,0 +1,167 @@
+//! Which ranges are open on one thread, so that a backend pops exactly what it pushed.
+//!
+//! The tools only know "pop the top one": ROCTX of ROCm 6.3 even aborts the process on a pop too many.
+//! Guards are dropped out of order or forgotten all the same. Each backend keeps one [`Nesting`] a thread
+//! and lets it decide how many pops a guard is worth.
+
+use core::cell::Cell;
+
+use crate::Token;
+
+/// Open ranges whose identity is kept. Deeper ones are only counted.
+const TRACKED: usize = 64;
+
+/// The open push/pop ranges of one thread in one backend.
+///
+/// The range that is popped ends together with everything above it, which can only be ranges that were
+/// forgotten or are about to be dropped out of order. A range that ended that way owes no pop any more.
+/// So pops equal pushes, children lie within parents, and later ranges stay right.
+///
+/// Put it in a `thread_local!` with `const { Nesting::new() }`: it needs no destructor, so it can be used
+/// during thread and process teardown.
+#[derive(Debug)]
+pub struct Nesting {
+    depth: Cell<u32>,
+    serial: Cell<u16>,
+    open: [Cell<u16>; TRACKED],
+}
+
+impl Nesting {
+    /// Nothing is open.
+    pub const fn new() -> Self {
+        Nesting { depth: Cell::new(0), serial: Cell::new(0), open: [const { Cell::new(0) }; TRACKED] }
+    }
+
+    /// How many ranges are open.
+    #[inline]
+    pub fn depth(&self) -> u32 {
+        self.depth.get()
+    }
+
+    /// A push took: the token that names it.
+    #[inline]
+    pub fn push(&self) -> Token {
+        let depth = self.depth.get();
+        self.depth.set(depth + 1);
+        let at = (depth as usize).min(TRACKED - 1);
+        // The serial wraps and skips zero, which would read as "not taken".
+        let serial = self.serial.get().wrapping_add(1);
+        let serial = if serial & SERIAL == 0 { 1 } else { serial & SERIAL };
+        self.serial.set(serial);
+        if depth as usize == at {
+            self.open[at].set(serial);
+        }
+        Token::new((at as u16) << SERIAL_BITS | serial)
+    }
+
+    /// How many pops `token` is worth now: none if its range has ended already, more than one if ranges
+    /// above it were left open. The caller sends that many.
+    #[inline]
+    pub fn pop(&self, token: Token) -> u32 {
+        let bits = token.bits();
+        let (at, serial) = ((bits >> SERIAL_BITS) as u32, bits & SERIAL);
+        let depth = self.depth.get();
+        if !token.is_taken() || depth <= at {
+            return 0;
+        }
+        let keep = if at as usize == TRACKED - 1 && depth > TRACKED as u32 {
+            // Too deep to know which one it is: the top one.
+            depth - 1
+        } else if self.open[at as usize].get() == serial {
+            at
+        } else {
+            return 0;
+        };
+        self.depth.set(keep);
+        depth - keep
+    }
+}
+
+/// A token is six bits of depth and ten of serial.
+const SERIAL_BITS: u32 = 10;
+const SERIAL: u16 = (1 << SERIAL_BITS) - 1;
+
+impl Default for Nesting {
+    fn default() -> Self {
+        Nesting::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    extern crate std;
+    use std::vec::Vec;
+
+    #[test]
+    fn in_order_every_push_is_worth_one_pop() {
+        let nesting = Nesting::new();
+        for _ in 0..3000 {
+            let (a, b) = (nesting.push(), nesting.push());
+            assert!(a.is_taken() && b.is_taken());
+            assert_eq!((nesting.pop(b), nesting.pop(a)), (1, 1));
+        }
+        assert_eq!(nesting.depth(), 0);
+    }
+
+    #[test]
+    fn out_of_order_the_outer_one_takes_the_inner_one_with_it() {
+        let nesting = Nesting::new();
+        let (outer, inner) = (nesting.push(), nesting.push());
+        assert_eq!(nesting.pop(outer), 2);
+        let (c, d) = (nesting.push(), nesting.push());
+        assert_eq!(nesting.pop(inner), 0, "its range has ended, and d has its place now");
+        assert_eq!((nesting.pop(d), nesting.pop(c)), (1, 1));
+    }
+
+    #[test]
+    fn a_forgotten_range_ends_with_its_parent() {
+        let nesting = Nesting::new();
+        let parent = nesting.push();
+        let _forgotten = nesting.push();
+        assert_eq!(nesting.pop(parent), 2);
+        assert_eq!(nesting.depth(), 0);
+    }
+
+    #[test]
+    fn what_did_not_take_is_worth_nothing() {
+        let nesting = Nesting::new();
+        let open = nesting.push();
+        assert_eq!(nesting.pop(Token::NOT_TAKEN), 0);
+        assert_eq!(nesting.pop(open), 1);
+        assert_eq!(nesting.pop(open), 0, "twice");
+    }
+
+    #[test]
+    fn very_deep_ranges_are_counted() {
+        let nesting = Nesting::new();
+        let tokens: Vec<_> = (0..1000).map(|_| nesting.push()).collect();
+        for token in tokens.into_iter().rev() {
+            assert_eq!(nesting.pop(token), 1);
+        }
+        assert_eq!(nesting.depth(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn pops_never_exceed_pushes(steps in proptest::collection::vec(any::<(bool, u8)>(), 0..400)) {
+            let nesting = Nesting::new();
+            let (mut tokens, mut pushes, mut pops) = (Vec::new(), 0_u32, 0_u32);
+            for (push, which) in steps {
+                if push || tokens.is_empty() {
+                    tokens.push(nesting.push());
+                    pushes += 1;
+                } else {
+                    let token = tokens.remove(usize::from(which) % tokens.len());
+                    pops += nesting.pop(token);
+                }
+                prop_assert_eq!(pushes - pops, nesting.depth());
+            }
+            if let Some(first) = tokens.first() {
+                pops += nesting.pop(*first);
+            }
+            prop_assert!(pops <= pushes);
+        }
+    }
+}

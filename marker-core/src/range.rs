@@ -1,0 +1,151 @@
+//! A nested range, balanced by construction.
+//!
+//! [`Held`] is both the guard and, when the table of labels is full, the place where the label's text
+//! lives. It works only pinned, and what is pinned cannot be forgotten with its memory gone: that is
+//! the very promise that a profiler which keeps the pointer needs, so this file needs no `unsafe`.
+
+use core::cell::{Cell, OnceCell};
+use core::marker::{PhantomData, PhantomPinned};
+use core::pin::Pin;
+
+use crate::{Fields, Label, Marker, Markers, Token, intern};
+
+/// Opens a range that ends with the enclosing block, on every way out: the block's end, `return`, `?`,
+/// a panic, a cancelled future.
+///
+/// ```
+/// use marker_core::{Fields, Markers, Phase, Scope, range};
+///
+/// fn verify(markers: Markers<'_>, rows: u64) {
+///     range!(markers, Fields::new(Scope::LAYER_RANGE).mode(Phase::Verify).tokens(rows));
+///     // the work
+/// }
+/// fn anywhere() {
+///     range!("load weights"); // to whichever backend the process installed
+/// }
+/// ```
+///
+/// The fields are evaluated only when somebody hears. The range belongs to the thread, so a future that
+/// holds one across an await cannot be sent to another thread; use a [`Span`](crate::Span) there:
+///
+/// ```compile_fail
+/// fn must_be_send(_: impl Send) {}
+/// must_be_send(async {
+///     marker_core::range!("held across an await");
+///     core::future::ready(()).await;
+/// });
+/// ```
+#[macro_export]
+macro_rules! range {
+    ($markers:expr, $fields:expr $(,)?) => {
+        let mut held = ::core::pin::pin!($crate::Held::new());
+        let markers: $crate::Markers<'_> = $markers;
+        if markers.is_on() {
+            held.as_mut().open(markers, ::core::convert::Into::<$crate::Fields>::into($fields));
+        }
+    };
+    ($fields:expr $(,)?) => {
+        $crate::range!($crate::Markers::global(), $fields)
+    };
+}
+pub use range;
+
+/// What [`range!`] pins in the caller's frame: a range that is open or not, and its label if it must live there.
+#[derive(Debug)]
+pub struct Held<'m> {
+    open: Cell<Option<Open<'m>>>,
+    /// Used only when the table of labels had no room.
+    label: OnceCell<Label>,
+    pinned: PhantomPinned,
+    not_send: PhantomData<*mut ()>,
+}
+
+#[derive(Clone, Copy)]
+struct Open<'m> {
+    marker: &'m dyn Marker,
+    token: Token,
+}
+
+impl core::fmt::Debug for Open<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} {:?}", self.marker.name(), self.token)
+    }
+}
+
+impl<'m> Held<'m> {
+    /// Not open yet.
+    #[inline]
+    pub const fn new() -> Self {
+        Held { open: Cell::new(None), label: OnceCell::new(), pinned: PhantomPinned, not_send: PhantomData }
+    }
+
+    /// Opens the range. It ends when `self` is dropped. Opening it again while it is open does nothing.
+    #[inline]
+    pub fn open(self: Pin<&mut Self>, markers: Markers<'m>, fields: Fields) {
+        if let Some(marker) = markers.backend() {
+            self.as_ref().get_ref().push(marker, &fields);
+        }
+    }
+
+    #[inline]
+    fn push(&self, marker: &'m dyn Marker, fields: &Fields) {
+        if self.open.get().is_some() {
+            return;
+        }
+        let label = match intern(fields) {
+            Some(label) => label,
+            None => self.label.get_or_init(|| Label::new(*fields)),
+        };
+        self.open.set(Some(Open { marker, token: marker.push(label) }));
+    }
+}
+
+impl Default for Held<'_> {
+    fn default() -> Self {
+        Held::new()
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(Open { marker, token }) = self.open.get()
+            && token.is_taken()
+        {
+            marker.pop(token);
+        }
+    }
+}
+
+/// A nested range around a label that the caller keeps alive: for those who build their own guards.
+#[derive(Debug)]
+pub struct Range<'l> {
+    open: Option<Open<'l>>,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl<'l> Range<'l> {
+    /// Opens a range with a label of the caller's.
+    ///
+    /// # Safety
+    /// The profiler may read `label` until the range is dropped. So the caller either drops the returned
+    /// range before `label` ends or moves, or never lets `label` end: a range that is forgotten
+    /// (`mem::forget`, a leaked box or cycle) needs a label that lives as long as the process.
+    #[inline]
+    #[allow(unsafe_code, reason = "a constructor whose promise the caller keeps; its body needs none")]
+    pub unsafe fn enter(markers: Markers<'l>, label: &'l Label) -> Range<'l> {
+        let open = markers.backend().map(|marker| Open { marker, token: marker.push(label) });
+        Range { open, not_send: PhantomData }
+    }
+}
+
+impl Drop for Range<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(Open { marker, token }) = self.open
+            && token.is_taken()
+        {
+            marker.pop(token);
+        }
+    }
+}
