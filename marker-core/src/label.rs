@@ -178,7 +178,10 @@ mod tests {
     fn fields_that_do_not_apply_are_left_out_with_their_space() {
         let text = |fields| String::from(Label::new(fields).as_str());
         assert_eq!(text(Fields::new(Scope::DRAFT).tokens(4)), "ds4.draft tokens=4");
-        assert_eq!(text(Fields::new(Scope::PREFILL).mode(Phase::Exact).device(1)), "ds4.prefill mode=exact device=1");
+        assert_eq!(
+            text(Fields::new(Scope::PREFILL).mode(Phase::Exact).device(1)),
+            "ds4.prefill mode=exact device=1"
+        );
         assert_eq!(text(Fields::new(Scope::PREFILL).layers(3..4)), "ds4.prefill layer_begin=3 layer_end=4");
         assert_eq!(text(Fields::from("step")), "step");
         assert_eq!(text(Fields::from("")), "");
