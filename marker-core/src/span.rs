@@ -69,7 +69,8 @@ impl Markers<'_> {
     }
 }
 
-#[cfg(all(test, feature = "enabled"))]
+#[cfg(test)]
+#[cfg(feature = "enabled")]
 mod tests {
     extern crate std;
 
