@@ -400,4 +400,29 @@ mod tests {
         });
         assert_eq!(one_more.as_deref(), Some("the first has 4096 tokens and the second 4097"));
     }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn no_change_of_a_tokenizers_bytes_makes_it_panic(
+            changes in proptest::collection::vec((0..1200_usize, 32..127_u8), 1..4),
+        ) {
+            thread_local!(static COPY: Copy = Copy::of(PAIR));
+            let mut bytes = std::fs::read(shipped(PAIR).join(FILE)).unwrap();
+            for (place, byte) in changes {
+                bytes[place] = byte;
+            }
+            COPY.with(|copy| {
+                copy.write(FILE, bytes);
+                match Tokenizer::open(copy.dir()) {
+                    Ok(tokenizer) => {
+                        let ids = tokenizer.encode("It was 1813, a truth\n").unwrap();
+                        let _ = tokenizer.decode(&ids);
+                    }
+                    Err(error) => assert!(error.to_string().lines().count() <= 4),
+                }
+            });
+        }
+    }
 }
