@@ -48,7 +48,6 @@ macro_rules! range {
         $crate::range!($crate::Markers::global(), $fields)
     };
 }
-pub use range;
 
 /// What [`range!`] pins in the caller's frame: a range that is open or not, and its label if it must live there.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ pub struct Held<'m> {
     open: Cell<Option<Open<'m>>>,
     /// Used only when the table of labels had no room.
     label: OnceCell<Label>,
-    pinned: PhantomPinned,
+    _pinned: PhantomPinned,
     not_send: PhantomData<*mut ()>,
 }
 
@@ -76,7 +75,7 @@ impl<'m> Held<'m> {
     /// Not open yet.
     #[inline]
     pub const fn new() -> Self {
-        Held { open: Cell::new(None), label: OnceCell::new(), pinned: PhantomPinned, not_send: PhantomData }
+        Held { open: Cell::new(None), label: OnceCell::new(), _pinned: PhantomPinned, not_send: PhantomData }
     }
 
     /// Opens the range. It ends when `self` is dropped. Opening it again while it is open does nothing.
