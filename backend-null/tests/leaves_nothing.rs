@@ -4,6 +4,8 @@
 //! markers to that of the same loop without. The control builds it with the feature `enabled`; there the two
 //! must differ.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
