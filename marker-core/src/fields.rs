@@ -120,7 +120,11 @@ impl Fields {
     pub(crate) const fn hash(&self) -> u64 {
         const K: u64 = 0x9e37_79b9_7f4a_7c15;
         let name = self.scope.name().as_bytes();
-        let tail = if name.is_empty() { 0 } else { name[name.len() - 1] as u64 | (name[name.len() / 2] as u64) << 8 };
+        let tail = if name.is_empty() {
+            0
+        } else {
+            name[name.len() - 1] as u64 | (name[name.len() / 2] as u64) << 8
+        };
         let mut h = tail | (name.len() as u64) << 16 | (self.mode as u64) << 32 | (self.present as u64) << 40;
         h = (h ^ self.tokens.rotate_left(17)).wrapping_mul(K);
         h = (h ^ (h >> 29) ^ ((self.layer_begin as u64) << 32 | self.layer_end as u64)).wrapping_mul(K);

@@ -30,6 +30,7 @@ impl Token {
 
     /// The 16 bits of one lane, for the backend in that lane. Lanes past the last are not taken.
     #[inline]
+    #[must_use]
     pub const fn lane(self, lane: usize) -> Token {
         if lane < LANES { Token(self.0 >> (16 * lane) & 0xffff) } else { Token::NOT_TAKEN }
     }
@@ -76,6 +77,7 @@ impl SpanId {
 
     /// One lane's id, for the backend in that lane. Lanes past the last are not taken.
     #[inline]
+    #[must_use]
     pub const fn lane(self, lane: usize) -> SpanId {
         if lane < LANES { SpanId::new(self.0[lane]) } else { SpanId::NOT_TAKEN }
     }

@@ -48,7 +48,6 @@ macro_rules! range {
         $crate::range!($crate::Markers::global(), $fields)
     };
 }
-pub use range;
 
 /// What [`range!`] pins in the caller's frame: a range that is open or not, and its label if it must live there.
 #[derive(Debug)]
@@ -56,8 +55,8 @@ pub struct Held<'m> {
     open: Cell<Option<Open<'m>>>,
     /// Used only when the table of labels had no room.
     label: OnceCell<Label>,
-    pinned: PhantomPinned,
-    not_send: PhantomData<*mut ()>,
+    _pinned: PhantomPinned,
+    _not_send: PhantomData<*mut ()>,
 }
 
 #[derive(Clone, Copy)]
@@ -76,7 +75,7 @@ impl<'m> Held<'m> {
     /// Not open yet.
     #[inline]
     pub const fn new() -> Self {
-        Held { open: Cell::new(None), label: OnceCell::new(), pinned: PhantomPinned, not_send: PhantomData }
+        Held { open: Cell::new(None), label: OnceCell::new(), _pinned: PhantomPinned, _not_send: PhantomData }
     }
 
     /// Opens the range. It ends when `self` is dropped. Opening it again while it is open does nothing.
@@ -121,7 +120,7 @@ impl Drop for Held<'_> {
 #[derive(Debug)]
 pub struct Range<'l> {
     open: Option<Open<'l>>,
-    not_send: PhantomData<*mut ()>,
+    _not_send: PhantomData<*mut ()>,
 }
 
 impl<'l> Range<'l> {
@@ -135,7 +134,7 @@ impl<'l> Range<'l> {
     #[allow(unsafe_code, reason = "a constructor whose promise the caller keeps; its body needs none")]
     pub unsafe fn enter(markers: Markers<'l>, label: &'l Label) -> Range<'l> {
         let open = markers.backend().map(|marker| Open { marker, token: marker.push(label) });
-        Range { open, not_send: PhantomData }
+        Range { open, _not_send: PhantomData }
     }
 }
 

@@ -1,130 +1,36 @@
 //! The decode loop: prefill, then rounds of draft, verify, accept, roll back.
+//!
+//! ```text
+//!  prompt --prefill--> first token
+//!  round:  draft proposes min(draft_tokens, remaining - 1) tokens
+//!          target verifies [last token, proposals...]      (one pass, or one row a pass)
+//!          the agreeing prefix and the target's next token are emitted, up to an end of text
+//!          both caches roll back to "every emitted token but the last"
+//! ```
+//!
+//! The invariant between rounds, which makes speculative output equal target-only output: the target's
+//! cache holds exactly the prompt and every emitted token but the last, and the draft's a prefix of that.
+
+mod accept;
+mod draft;
+mod generation;
+mod request;
+mod verify;
+
+#[cfg(test)]
+mod tests;
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
-use marker_core::{Markers, Phase};
+use marker_core::{Fields, Markers, Phase, Scope, range};
 
 use crate::Error;
+use crate::device::{DeviceError, Path, Want};
 use crate::shard::Chain;
 
-/// A request that makes no sense for this model.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// The prompt has no token.
-    #[error("the prompt is empty: give at least one token")]
-    EmptyPrompt,
-}
-
-/// How drafted tokens are verified.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verify {
-    /// A block in one pass.
-    #[default]
-    Batched,
-    /// One row a pass, stopping at the first disagreement.
-    Sequential,
-    /// One row a pass, from a full KV snapshot that is restored after a rejection.
-    ReferenceExact,
-}
-
-/// How the prompt is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prefill {
-    /// By the kernels that decode uses, token by token unless a chunk is asked for.
-    Exact,
-    /// Through the large-matrix path, 256 rows a pass unless a chunk is asked for.
-    #[default]
-    Dense,
-}
-
-impl Verify {
-    /// The mode of `ds4.spec_decode`.
-    pub fn phase(self) -> Phase {
-        match self {
-            Verify::Batched => Phase::Batched,
-            Verify::Sequential => Phase::Sequential,
-            Verify::ReferenceExact => Phase::ReferenceExact,
-        }
-    }
-}
-
-/// One request. Greedy: the token with the largest logit, the lowest id on a tie.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Token ids of the prompt; at least one.
-    pub prompt: Vec<u32>,
-    /// Tokens to generate at most, at least one.
-    pub max_tokens: usize,
-    /// Tokens to draft a round at most, at least one; used when the engine has a draft model.
-    pub draft_tokens: usize,
-    /// How drafts are verified.
-    pub verify: Verify,
-    /// How the prompt is read.
-    pub prefill: Prefill,
-    /// Rows of a prefill pass, at least one; `None`: 1 for exact, 256 for dense.
-    pub prefill_chunk: Option<usize>,
-    /// Go on past end-of-text tokens.
-    pub ignore_eos: bool,
-}
-
-/// One round of speculative decoding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Round {
-    /// Tokens that the draft proposed.
-    pub drafted: usize,
-    /// Those of them that were emitted.
-    pub accepted: usize,
-}
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// An end-of-text token was emitted.
-    EndOfText,
-    /// The budget is spent.
-    Budget,
-    /// The caller's callback asked to stop.
-    Cancelled,
-}
-
-/// What a request gave.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generation {
-    /// The completion's token ids, an end-of-text token included.
-    pub tokens: Vec<u32>,
-    /// The speculative rounds in order; empty for a target-only request.
-    pub rounds: Vec<Round>,
-    /// Target passes after the prefill, not times the shards.
-    pub target_passes: usize,
-    /// Why it ended.
-    pub finish: Finish,
-    /// Seconds until the first token was known.
-    pub prefill_seconds: f64,
-    /// Seconds after that.
-    pub decode_seconds: f64,
-}
-
-impl Generation {
-    /// Drafted tokens over all rounds.
-    pub fn drafted(&self) -> usize {
-        self.rounds.iter().map(|round| round.drafted).sum()
-    }
-
-    /// Drafted tokens that were emitted.
-    pub fn accepted(&self) -> usize {
-        self.rounds.iter().map(|round| round.accepted).sum()
-    }
-
-    /// `accepted / drafted`; `None` when nothing was drafted.
-    pub fn acceptance_rate(&self) -> Option<f64> {
-        (self.drafted() > 0).then(|| self.accepted() as f64 / self.drafted() as f64)
-    }
-
-    /// Tokens after the first over passes after the prefill; `None` when there was no such pass.
-    pub fn tokens_per_target_pass(&self) -> Option<f64> {
-        (self.target_passes > 0).then(|| (self.tokens.len() - 1) as f64 / self.target_passes as f64)
-    }
-}
+pub use generation::{Finish, Generation, Round};
+pub use request::{Prefill, Request, RequestError, Verify};
 
 /// A target model, perhaps a draft model, and what ends a text.
 pub struct Engine {
@@ -137,9 +43,25 @@ impl Engine {
     /// An engine from loaded models. `eos` are the token ids that end a text.
     ///
     /// # Errors
-    /// [`RequestError`] when target and draft do not share a vocabulary.
+    /// [`RequestError::VocabulariesDiffer`].
     pub fn new(target: Chain, draft: Option<Chain>, eos: Vec<u32>) -> Result<Self, Error> {
+        if let Some(draft) = &draft
+            && draft.vocab() != target.vocab()
+        {
+            let (draft, target) = (draft.vocab(), target.vocab());
+            return Err(RequestError::VocabulariesDiffer { draft, target }.into());
+        }
         Ok(Engine { target, draft, eos })
+    }
+
+    /// The target, for those who look into its caches.
+    pub fn target_mut(&mut self) -> &mut Chain {
+        &mut self.target
+    }
+
+    /// The draft, if there is one.
+    pub fn draft_mut(&mut self) -> Option<&mut Chain> {
+        self.draft.as_mut()
     }
 
     /// Generates. `emit` gets every token in order and may stop the request.
@@ -154,7 +76,182 @@ impl Engine {
         markers: Markers<'_>,
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
-        let _ = (&mut self.target, &mut self.draft, &self.eos, request, markers, emit);
-        Err(RequestError::EmptyPrompt.into())
+        request.check(&self.target, self.draft.as_ref())?;
+        // What an earlier request left, finished, cancelled or failed, is no part of this one.
+        self.target.roll_back(0)?;
+        if let Some(draft) = &mut self.draft {
+            draft.roll_back(0)?;
+        }
+        range!(markers.at_full_detail(), Fields::new(Scope::REQUEST).tokens(request.max_tokens as u64));
+
+        let started = Instant::now();
+        let mut output = Output::new(request, &self.eos, emit);
+        let first = prefill(&mut self.target, request, markers)?;
+        let prefill_seconds = started.elapsed().as_secs_f64();
+        output.push(first);
+
+        let started = Instant::now();
+        let mut counts = Counts::default();
+        if output.finish.is_none() {
+            let target = &mut self.target;
+            match &mut self.draft {
+                Some(draft) => speculate(target, draft, request, markers, &mut output, &mut counts),
+                None => decode(target, markers, &mut output, &mut counts),
+            }?;
+        }
+        Ok(Generation {
+            tokens: output.text.split_off(request.prompt.len()),
+            rounds: counts.rounds,
+            target_passes: counts.target_passes,
+            finish: output.finish.unwrap_or(Finish::Budget),
+            prefill_seconds,
+            decode_seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    rounds: Vec<Round>,
+    target_passes: usize,
+}
+
+/// The text so far, and the one place that says when it ends: nothing is emitted after an end of text or
+/// past the budget, wherever in a block they fall.
+struct Output<'a> {
+    /// The prompt and every emitted token.
+    text: Vec<u32>,
+    prompt: usize,
+    budget: usize,
+    /// Empty when end-of-text tokens are to be ignored.
+    eos: &'a [u32],
+    emit: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
+    finish: Option<Finish>,
+}
+
+impl<'a> Output<'a> {
+    fn new(request: &Request, eos: &'a [u32], emit: &'a mut dyn FnMut(u32) -> ControlFlow<()>) -> Self {
+        Output {
+            text: request.prompt.clone(),
+            prompt: request.prompt.len(),
+            budget: request.max_tokens,
+            eos: if request.ignore_eos { &[] } else { eos },
+            emit,
+            finish: None,
+        }
+    }
+
+    /// Emits `token` unless the text has ended. Whether it was emitted.
+    fn push(&mut self, token: u32) -> bool {
+        if self.finish.is_some() {
+            return false;
+        }
+        self.text.push(token);
+        if (self.emit)(token).is_break() {
+            self.finish = Some(Finish::Cancelled);
+        } else if self.eos.contains(&token) {
+            self.finish = Some(Finish::EndOfText);
+        } else if self.remaining() == 0 {
+            self.finish = Some(Finish::Budget);
+        }
+        true
+    }
+
+    fn remaining(&self) -> usize {
+        self.budget - (self.text.len() - self.prompt)
+    }
+
+    fn last(&self) -> u32 {
+        self.text[self.text.len() - 1]
+    }
+}
+
+/// Reads the prompt; the target's choice after it.
+fn prefill(target: &mut Chain, request: &Request, markers: Markers<'_>) -> Result<u32, DeviceError> {
+    let mode = request.prefill.phase();
+    range!(markers, target.whole(Scope::PREFILL, mode, request.prompt.len()));
+    let path = match request.prefill {
+        Prefill::Exact => Path::Decode,
+        Prefill::Dense => Path::Dense,
+    };
+    let mut chunks = request.prompt.chunks(request.prefill_chunk.unwrap_or(request.prefill.default_chunk()));
+    loop {
+        let (rows, last) = match chunks.next() {
+            Some(rows) => (rows, chunks.len() == 0),
+            None => return Err(DeviceError::BadPass("a prompt without tokens".into())),
+        };
+        // Nobody asks what follows a token inside the prompt, so the head is left out there.
+        let want = Want::Tokens(if last { rows.len() - 1..rows.len() } else { 0..0 });
+        let answer = target.forward(markers, mode, path, rows, &want)?;
+        if last {
+            range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(1));
+            return only(&answer.tokens);
+        }
+    }
+}
+
+/// One ordinary token a pass.
+fn decode(
+    target: &mut Chain,
+    markers: Markers<'_>,
+    output: &mut Output<'_>,
+    counts: &mut Counts,
+) -> Result<(), DeviceError> {
+    while output.finish.is_none() {
+        let rows = [output.last()];
+        let answer = target.forward(markers, Phase::Decode, Path::Decode, &rows, &Want::Tokens(0..1))?;
+        counts.target_passes += 1;
+        range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(1));
+        output.push(only(&answer.tokens)?);
+    }
+    Ok(())
+}
+
+/// Rounds of draft, verify, accept, roll back.
+fn speculate(
+    target: &mut Chain,
+    draft: &mut Chain,
+    request: &Request,
+    markers: Markers<'_>,
+    output: &mut Output<'_>,
+    counts: &mut Counts,
+) -> Result<(), DeviceError> {
+    range!(markers, target.whole(Scope::SPEC_DECODE, request.verify.phase(), request.max_tokens));
+    let (mut block, mut proposed) = (Vec::new(), Vec::new());
+    while output.finish.is_none() {
+        let drafted = request.draft_tokens.min(output.remaining() - 1);
+        block.clear();
+        block.push(output.last());
+        if drafted > 0 {
+            draft::propose(draft, &output.text, drafted, markers, &mut proposed)?;
+            block.extend_from_slice(&proposed);
+        }
+        let before = target.cached();
+        if request.verify == Verify::ReferenceExact {
+            target.snapshot()?;
+        }
+        let verified = verify::verify(target, request.verify, &block, markers, output)?;
+        counts.target_passes += verified.passes;
+        counts.rounds.push(Round { drafted, accepted: verified.accepted });
+
+        let dropped = drafted - verified.accepted;
+        let keep = output.text.len() - 1;
+        let full = if dropped > 0 { markers.at_full_detail() } else { Markers::OFF };
+        range!(full, Fields::new(Scope::ROLLBACK).tokens(dropped as u64));
+        if dropped > 0 && request.verify == Verify::ReferenceExact {
+            target.restore(keep - before)?;
+        }
+        // Also when all was accepted: the text may have ended before the last row's answer.
+        target.roll_back(keep)?;
+        draft.roll_back(keep)?;
+    }
+    Ok(())
+}
+
+/// The one token of a pass that was asked for one.
+fn only(tokens: &[u32]) -> Result<u32, DeviceError> {
+    match tokens {
+        [token] => Ok(*token),
+        _ => Err(DeviceError::BadPass(format!("one row gave {} tokens", tokens.len()))),
     }
 }

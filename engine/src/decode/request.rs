@@ -1,0 +1,170 @@
+//! What is asked for, and whether it makes sense.
+
+use marker_core::Phase;
+
+use crate::shard::Chain;
+
+/// A request that makes no sense for this model.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The prompt has no token.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// A count that must be at least one is zero.
+    #[error("{0} is 0: ask for at least 1")]
+    Zero(&'static str),
+    /// A token id is not the model's.
+    #[error(
+        "token id {id} at position {position} of the prompt is out of range: the model knows ids 0 to {last}"
+    )]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Its place in the prompt.
+        position: usize,
+        /// The largest id.
+        last: usize,
+    },
+    /// Prompt and budget do not fit the context.
+    #[error(
+        "a prompt of {prompt} tokens and a budget of {max_tokens} need {} positions, but the {model} model has {context}: \
+         shorten the prompt or lower the budget",
+        .prompt.saturating_add(*.max_tokens)
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// The budget.
+        max_tokens: usize,
+        /// Positions.
+        context: usize,
+        /// `target` or `draft`.
+        model: &'static str,
+    },
+    /// The draft's tokens are not the target's.
+    #[error(
+        "the draft model knows {draft} token ids and the target {target}: a draft must share its target's vocabulary"
+    )]
+    VocabulariesDiffer {
+        /// Of the draft.
+        draft: usize,
+        /// Of the target.
+        target: usize,
+    },
+}
+
+/// How drafted tokens are verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// A block in one pass.
+    #[default]
+    Batched,
+    /// One row a pass, stopping at the first disagreement.
+    Sequential,
+    /// One row a pass, from a full KV snapshot that is restored after a rejection.
+    ReferenceExact,
+}
+
+impl Verify {
+    /// Every mode.
+    pub const ALL: [Verify; 3] = [Verify::Batched, Verify::Sequential, Verify::ReferenceExact];
+
+    /// The mode of `ds4.spec_decode`.
+    pub fn phase(self) -> Phase {
+        match self {
+            Verify::Batched => Phase::Batched,
+            Verify::Sequential => Phase::Sequential,
+            Verify::ReferenceExact => Phase::ReferenceExact,
+        }
+    }
+}
+
+/// How the prompt is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefill {
+    /// By the kernels that decode uses, token by token unless a chunk is asked for.
+    Exact,
+    /// Through the large-matrix path, 256 rows a pass unless a chunk is asked for.
+    #[default]
+    Dense,
+}
+
+impl Prefill {
+    /// The mode of `ds4.prefill` and of its leaves.
+    pub fn phase(self) -> Phase {
+        match self {
+            Prefill::Exact => Phase::Exact,
+            Prefill::Dense => Phase::Dense,
+        }
+    }
+
+    /// Rows of a pass unless the request says otherwise.
+    pub fn default_chunk(self) -> usize {
+        match self {
+            Prefill::Exact => 1,
+            Prefill::Dense => 256,
+        }
+    }
+}
+
+/// One request. Greedy: the token with the largest logit, the lowest id on a tie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Token ids of the prompt; at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most, at least one.
+    pub max_tokens: usize,
+    /// Tokens to draft a round at most, at least one; used when the engine has a draft model.
+    pub draft_tokens: usize,
+    /// How drafts are verified.
+    pub verify: Verify,
+    /// How the prompt is read.
+    pub prefill: Prefill,
+    /// Rows of a prefill pass, at least one; `None`: 1 for exact, 256 for dense.
+    pub prefill_chunk: Option<usize>,
+    /// Go on past end-of-text tokens.
+    pub ignore_eos: bool,
+}
+
+impl Request {
+    /// A request with the defaults of the command line: 64 tokens, 4 drafted, batched, dense.
+    pub fn new(prompt: Vec<u32>) -> Self {
+        Request {
+            prompt,
+            max_tokens: 64,
+            draft_tokens: 4,
+            verify: Verify::default(),
+            prefill: Prefill::default(),
+            prefill_chunk: None,
+            ignore_eos: false,
+        }
+    }
+
+    pub(super) fn check(&self, target: &Chain, draft: Option<&Chain>) -> Result<(), RequestError> {
+        if self.prompt.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        for (count, name) in [
+            (self.max_tokens, "the token budget"),
+            (self.draft_tokens, "the number of drafted tokens"),
+            (self.prefill_chunk.unwrap_or(1), "the prefill chunk"),
+        ] {
+            if count == 0 {
+                return Err(RequestError::Zero(name));
+            }
+        }
+        let vocab = target.vocab();
+        if let Some(position) = self.prompt.iter().position(|id| *id as usize >= vocab) {
+            return Err(RequestError::UnknownToken { id: self.prompt[position], position, last: vocab - 1 });
+        }
+        for (model, chain) in [("target", Some(target)), ("draft", draft)] {
+            let (prompt, max_tokens) = (self.prompt.len(), self.max_tokens);
+            if let Some(context) = chain.map(Chain::context)
+                && prompt.saturating_add(max_tokens) > context
+            {
+                return Err(RequestError::TooLong { prompt, max_tokens, context, model });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,469 @@
+//! The decode loop against a toy model whose every answer depends on all that its cache holds, so that a
+//! cache that is one row too long or too short gives other tokens.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::device::{Answer, Input, Part, Pass, Shard};
+use crate::model::{Architecture, Config, Rope, Scaling};
+
+const VOCAB: u32 = 11;
+const LAYERS: usize = 6;
+const CONTEXT: usize = 96;
+
+/// A shard whose hidden state is a running hash of everything cached, and whose head takes it modulo the
+/// vocabulary. `salt` makes models that disagree, `agree` in 8 of them agree by chance of the hash.
+struct Toy {
+    part: Part,
+    cache: Vec<u32>,
+    aside: Option<Vec<u32>>,
+    model: Model,
+    /// Passes until one fails.
+    fuse: Option<Arc<AtomicUsize>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Model {
+    /// Hashes with this salt.
+    Salted(u32),
+    /// What `Salted(0)` says, except where the hash says to lie, in this many of 8 cases.
+    Lying(u32),
+}
+
+fn mix(state: u32, value: u32) -> u32 {
+    (state ^ value.wrapping_mul(0x9e37_79b9)).rotate_left(13).wrapping_mul(0x85eb_ca6b) ^ 0x27d4
+}
+
+impl Model {
+    fn says(self, cache: &[u32]) -> u32 {
+        let hash = |salt| cache.iter().fold(salt, |state, value| mix(state, *value));
+        match self {
+            Model::Salted(salt) => hash(salt) % VOCAB,
+            Model::Lying(eighths) if hash(77) % 8 < eighths => (hash(0) + 1) % VOCAB,
+            Model::Lying(_) => hash(0) % VOCAB,
+        }
+    }
+}
+
+impl Shard for Toy {
+    fn part(&self) -> &Part {
+        &self.part
+    }
+
+    fn device(&self) -> u32 {
+        u32::from(!self.part.embedding)
+    }
+
+    fn cached(&self) -> usize {
+        self.cache.len()
+    }
+
+    fn forward(&mut self, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError> {
+        assert_eq!(pass.start, self.cache.len(), "rows are appended");
+        let rows: Vec<u32> = match pass.input {
+            Input::Tokens(tokens) => tokens.to_vec(),
+            Input::Hidden(hidden) => hidden.iter().map(|value| *value as u32).collect(),
+        };
+        if let Some(fuse) = &self.fuse
+            && fuse.fetch_sub(1, Relaxed) == 1
+        {
+            return Err(DeviceError::BadPass("the fuse blew".into()));
+        }
+        assert!(!rows.is_empty() && self.cache.len() + rows.len() <= self.part.context);
+        let from = self.cache.len();
+        self.cache.extend_from_slice(&rows);
+        *answer = Answer::default();
+        match &pass.want {
+            Want::Hidden => answer.hidden.extend(rows.iter().map(|row| *row as f32)),
+            Want::Tokens(wanted) | Want::Logits(wanted) => {
+                answer.tokens.extend(wanted.clone().map(|row| self.model.says(&self.cache[..=from + row])));
+            }
+        }
+        Ok(())
+    }
+
+    fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {
+        self.cache.truncate(len);
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<(), DeviceError> {
+        self.aside = Some(self.cache.clone());
+        Ok(())
+    }
+
+    fn restore(&mut self, accepted: usize) -> Result<(), DeviceError> {
+        let mut cache = self.aside.take().unwrap();
+        let since = &self.cache[cache.len()..];
+        cache.extend_from_slice(&since[..accepted]);
+        self.cache = cache;
+        Ok(())
+    }
+
+    fn cache_rows(&mut self, _layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
+        Ok((self.cache.iter().map(|row| *row as f32).collect(), Vec::new()))
+    }
+}
+
+fn config(vocab: usize) -> Config {
+    Config {
+        architecture: Architecture::Llama,
+        layers: LAYERS,
+        hidden: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        intermediate: 1,
+        vocab,
+        context: CONTEXT,
+        norm_epsilon: 1e-5,
+        rope: Rope { theta: 1e4, scaling: Scaling::Default },
+        qk_norm: false,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        tied: true,
+        eos: Vec::new(),
+    }
+}
+
+fn toy(model: Model, layers: Range<usize>, fuse: Option<Arc<AtomicUsize>>) -> Box<dyn Shard> {
+    let part = Part { embedding: layers.start == 0, head: layers.end == LAYERS, layers, context: CONTEXT };
+    Box::new(Toy { part, cache: Vec::new(), aside: None, model, fuse })
+}
+
+fn chain(model: Model, shards: usize, fuse: Option<&Arc<AtomicUsize>>) -> Chain {
+    let cut = |shard| shard * LAYERS / shards;
+    let shards = (0..shards).map(|shard| toy(model, cut(shard)..cut(shard + 1), fuse.cloned())).collect();
+    Chain::new(&config(VOCAB as usize), shards).unwrap()
+}
+
+fn engine(draft: Option<Model>, shards: usize, eos: Vec<u32>) -> Engine {
+    Engine::new(chain(Model::Salted(0), shards, None), draft.map(|draft| chain(draft, 1, None)), eos).unwrap()
+}
+
+fn run(engine: &mut Engine, request: &Request) -> Generation {
+    let mut streamed = Vec::new();
+    let generation = engine
+        .generate(request, Markers::OFF, &mut |token| {
+            streamed.push(token);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(streamed, generation.tokens, "what is streamed is what is returned");
+    generation
+}
+
+fn caches(engine: &mut Engine) -> Vec<Vec<f32>> {
+    engine.target_mut().shards_mut().iter_mut().map(|shard| shard.cache_rows(0).unwrap().0).collect()
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    (
+        prop::collection::vec(0..VOCAB, 1..9),
+        1..40_usize,
+        1..9_usize,
+        prop::sample::select(&Verify::ALL[..]),
+        prop::sample::select(&[Prefill::Exact, Prefill::Dense][..]),
+        prop::option::of(1..5_usize),
+    )
+        .prop_map(|(prompt, max_tokens, draft_tokens, verify, prefill, prefill_chunk)| Request {
+            max_tokens,
+            draft_tokens,
+            verify,
+            prefill,
+            prefill_chunk,
+            ..Request::new(prompt)
+        })
+}
+
+fn any_draft() -> impl Strategy<Value = Model> {
+    prop_oneof![(0..9_u32).prop_map(Model::Lying), (1..99_u32).prop_map(Model::Salted)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Cases 11, 13, 14 and 15: any draft, block, split, chunking, end of text and budget.
+    #[test]
+    fn speculative_output_and_caches_equal_target_only(
+        request in any_request(), draft in any_draft(), shards in 1..=LAYERS, eos in prop::collection::vec(0..VOCAB, 0..3),
+    ) {
+        let mut plain = engine(None, 1, eos.clone());
+        let mut speculative = engine(Some(draft), shards, eos.clone());
+        let expected = run(&mut plain, &request);
+        let got = run(&mut speculative, &request);
+        prop_assert_eq!(&got.tokens, &expected.tokens);
+        prop_assert_eq!(got.finish, expected.finish);
+        prop_assert!(got.tokens.len() <= request.max_tokens);
+        let body = &got.tokens[..got.tokens.len() - 1];
+        prop_assert!(!body.iter().any(|token| eos.contains(token)), "nothing follows an end of text");
+
+        let plain_cache = caches(&mut plain).remove(0);
+        prop_assert_eq!(plain_cache.len(), request.prompt.len() + body.len());
+        for cache in caches(&mut speculative) {
+            prop_assert_eq!(&cache, &plain_cache, "every shard's cache is that of a run that never drafted");
+        }
+        let draft_cache = speculative.draft_mut().unwrap().shards_mut()[0].cache_rows(0).unwrap().0;
+        prop_assert!(plain_cache.starts_with(&draft_cache));
+
+        // What the counts mean: every emitted token but the first is a target pass's own or an accepted draft.
+        let one_row = request.verify != Verify::Batched;
+        let completion = got.tokens.len();
+        prop_assert_eq!(expected.target_passes, completion - 1);
+        if one_row {
+            prop_assert_eq!(got.target_passes, completion - 1, "one row a pass");
+        } else {
+            prop_assert_eq!(got.target_passes, got.rounds.len());
+            let cut = usize::from(completion > 1 && completion - 1 < got.target_passes + got.accepted());
+            prop_assert_eq!(completion - 1, got.target_passes + got.accepted() - cut);
+        }
+        for round in &got.rounds {
+            prop_assert!(round.accepted <= round.drafted && round.drafted <= request.draft_tokens);
+        }
+    }
+
+    /// Case 13: whichever greedy token is made the end of text, the output is the greedy prefix.
+    #[test]
+    fn every_greedy_token_in_turn_as_the_end_of_text(request in any_request(), draft in any_draft()) {
+        let greedy = run(&mut engine(None, 1, vec![]), &request).tokens;
+        for token in &greedy {
+            let end = 1 + greedy.iter().position(|other| other == token).unwrap();
+            let got = run(&mut engine(Some(draft), 2, vec![*token]), &request);
+            prop_assert_eq!(&got.tokens, &greedy[..end]);
+            prop_assert_eq!(got.finish, Finish::EndOfText);
+            prop_assert!(got.accepted() < got.tokens.len());
+            let ignored = run(&mut engine(Some(draft), 2, vec![*token]), &Request { ignore_eos: true, ..request.clone() });
+            prop_assert_eq!(&ignored.tokens, &greedy);
+        }
+    }
+
+    /// Case 18: a request that is cancelled anywhere leaves nothing behind.
+    #[test]
+    fn after_a_cancelled_request_the_next_is_as_on_a_fresh_engine(
+        cancelled in any_request(), next in any_request(), draft in any_draft(), after in 1..40_usize,
+    ) {
+        let mut used = engine(Some(draft), 3, vec![]);
+        let mut seen = 0;
+        let generation = used.generate(&cancelled, Markers::OFF, &mut |_| {
+            seen += 1;
+            if seen == after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        }).unwrap();
+        prop_assert_eq!(generation.tokens.len(), after.min(cancelled.max_tokens));
+        prop_assert_eq!(run(&mut used, &next).tokens, run(&mut engine(Some(draft), 3, vec![]), &next).tokens);
+    }
+
+    /// Case 18: so does one that fails in any pass of any shard, and no shard is left ahead of the others.
+    #[test]
+    fn after_a_failed_request_the_next_is_as_on_a_fresh_engine(
+        failing in any_request(), next in any_request(), draft in any_draft(), passes in 1..120_usize,
+    ) {
+        let fuse = Arc::new(AtomicUsize::new(passes));
+        let target = chain(Model::Salted(0), 3, Some(&fuse));
+        let mut used = Engine::new(target, Some(chain(draft, 1, Some(&fuse))), vec![]).unwrap();
+        let failed = used.generate(&failing, Markers::OFF, &mut |_| ControlFlow::Continue(()));
+        if failed.is_err() {
+            let caches = caches(&mut used);
+            prop_assert!(caches.iter().all(|cache| cache == &caches[0]));
+        }
+        fuse.store(usize::MAX, Relaxed);
+        let fresh = run(&mut engine(Some(draft), 3, vec![]), &next);
+        prop_assert_eq!(run(&mut used, &next).tokens, fresh.tokens);
+    }
+}
+
+#[test]
+fn a_draft_that_is_the_target_is_always_right() {
+    for verify in Verify::ALL {
+        let request = Request { verify, max_tokens: 30, ..Request::new(vec![1, 2, 3]) };
+        let got = run(&mut engine(Some(Model::Salted(0)), 2, vec![]), &request);
+        assert_eq!(got.acceptance_rate(), Some(1.0));
+        // 29 tokens after the first: five rounds of 4 + 1, then one of 3 + 1.
+        assert_eq!(got.rounds.len(), 6);
+    }
+}
+
+#[test]
+fn a_round_drafts_no_more_than_the_budget_can_use() {
+    let drafts = |max_tokens| {
+        let request = Request { max_tokens, ..Request::new(vec![1]) };
+        let got = run(&mut engine(Some(Model::Salted(0)), 1, vec![]), &request);
+        (got.rounds.iter().map(|round| round.drafted).collect::<Vec<_>>(), got.target_passes)
+    };
+    assert_eq!(drafts(1), (vec![], 0), "the first token comes from the prefill");
+    assert_eq!(drafts(2), (vec![0], 1), "nothing is drafted, and yet the target has a pass");
+    assert_eq!(drafts(4), (vec![2], 1));
+    assert_eq!(drafts(8), (vec![4, 1], 2));
+}
+
+#[test]
+fn a_cut_block_counts_only_what_was_emitted() {
+    let request = Request { max_tokens: 40, draft_tokens: 8, ..Request::new(vec![1, 2]) };
+    let greedy = run(&mut engine(None, 1, vec![]), &request).tokens;
+    // An end of text inside the first block: the prefill gives one token, so position p of the block is 1 + p.
+    let end = greedy[4];
+    let at = greedy.iter().position(|token| *token == end).unwrap();
+    let got = run(&mut engine(Some(Model::Salted(0)), 1, vec![end]), &request);
+    assert_eq!(got.tokens.len(), at + 1);
+    assert_eq!(got.accepted(), at, "all drafted, none of them after the end");
+    assert_eq!(got.target_passes, usize::from(at > 0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_computed() {
+    let fuse = Arc::new(AtomicUsize::new(1));
+    let target = chain(Model::Salted(0), 1, Some(&fuse));
+    let mut engine = Engine::new(target, Some(chain(Model::Salted(1), 1, None)), vec![]).unwrap();
+    let good = Request::new(vec![1, 2]);
+    let cases = [
+        (Request { prompt: vec![], ..good.clone() }, "the prompt is empty: give at least one token"),
+        (Request { max_tokens: 0, ..good.clone() }, "the token budget is 0: ask for at least 1"),
+        (
+            Request { draft_tokens: 0, ..good.clone() },
+            "the number of drafted tokens is 0: ask for at least 1",
+        ),
+        (Request { prefill_chunk: Some(0), ..good.clone() }, "the prefill chunk is 0: ask for at least 1"),
+        (
+            Request { prompt: vec![1, 11], ..good.clone() },
+            "token id 11 at position 1 of the prompt is out of range: the model knows ids 0 to 10",
+        ),
+        (
+            Request { max_tokens: 95, ..good.clone() },
+            "a prompt of 2 tokens and a budget of 95 need 97 positions, but the target model has 96: \
+             shorten the prompt or lower the budget",
+        ),
+        (
+            Request { max_tokens: usize::MAX, ..good.clone() },
+            "a prompt of 2 tokens and a budget of 18446744073709551615 need 18446744073709551615 positions, \
+             but the target model has 96: shorten the prompt or lower the budget",
+        ),
+    ];
+    for (request, says) in cases {
+        let error = engine.generate(&request, Markers::OFF, &mut |_| ControlFlow::Continue(())).unwrap_err();
+        assert_eq!(error.to_string(), says);
+    }
+    assert_eq!(fuse.load(Relaxed), 1, "no pass was made");
+}
+
+#[test]
+fn a_draft_with_another_vocabulary_is_refused() {
+    let shard = toy(Model::Salted(0), 0..LAYERS, None);
+    let draft = Chain::new(&config(12), vec![shard]).unwrap();
+    let error = Engine::new(chain(Model::Salted(0), 1, None), Some(draft), vec![]).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "the draft model knows 12 token ids and the target 11: a draft must share its target's vocabulary"
+    );
+}
+
+#[test]
+fn shards_that_do_not_make_a_model_are_refused() {
+    let refused = |ranges: &[Range<usize>]| {
+        let shards = ranges.iter().map(|range| toy(Model::Salted(0), range.clone(), None)).collect();
+        Chain::new(&config(11), shards).err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(&[0..2, 2..6]), None);
+    for wrong in [&[][..], &[0..2, 3..6], &[0..2, 1..6], &[0..5, 5..5], &[1..3, 3..6], &[2..6, 0..2]] {
+        assert!(refused(wrong).is_some(), "{wrong:?}");
+    }
+}
+
+#[cfg(feature = "record")]
+mod ranges {
+    use super::*;
+    use backend_record::Recorder;
+    use marker_core::{Detail, Marker};
+
+    /// Every range's text in the order of opening, indented by depth.
+    fn recorded(engine: &mut Engine, request: &Request, detail: Detail) -> (Generation, Vec<String>) {
+        let recorder = Recorder::with_capacity(1 << 14);
+        let markers = Markers::new(&recorder, detail);
+        let got = engine.generate(request, markers, &mut |_| ControlFlow::Continue(())).unwrap();
+        let counters = recorder.counters();
+        assert_eq!((counters.pushed, counters.failed, counters.dropped), (counters.popped, 0, 0));
+        let lines =
+            recorder.ranges().iter().map(|range| format!("{:1$}{2}", "", range.depth * 2, range.label));
+        (got, lines.collect())
+    }
+
+    #[test]
+    fn a_speculative_request_shows_its_phases() {
+        let request = Request { max_tokens: 8, prefill: Prefill::Exact, ..Request::new(vec![1, 2, 3]) };
+        let mut engine = engine(Some(Model::Salted(0)), 2, vec![]);
+        let (_, lines) = recorded(&mut engine, &request, Detail::Phases);
+        let leaf = |mode, tokens| {
+            [
+                format!("  ds4.layer_range mode={mode} tokens={tokens} layer_begin=0 layer_end=3 device=0"),
+                format!("  ds4.layer_range mode={mode} tokens={tokens} layer_begin=3 layer_end=6 device=1"),
+            ]
+        };
+        let mut expected =
+            vec!["ds4.prefill mode=exact tokens=3 layer_begin=0 layer_end=6 device=0".to_owned()];
+        (0..3).for_each(|_| expected.extend(leaf("exact", 1)));
+        expected.push("ds4.spec_decode mode=batched tokens=8 layer_begin=0 layer_end=6 device=0".into());
+        expected.extend(leaf("verify", 5));
+        expected.extend(leaf("verify", 2));
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn full_detail_adds_request_draft_rollback_and_sample() {
+        let request = Request { max_tokens: 4, prefill_chunk: Some(2), ..Request::new(vec![1, 2, 3]) };
+        let mut engine = engine(Some(Model::Lying(8)), 1, vec![]);
+        let (_, lines) = recorded(&mut engine, &request, Detail::Full);
+        let trimmed: Vec<_> = lines.iter().map(|line| line.split(" layer_begin").next().unwrap()).collect();
+        assert_eq!(
+            trimmed,
+            [
+                "ds4.request tokens=4",
+                "  ds4.prefill mode=dense tokens=3",
+                "    ds4.layer_range mode=dense tokens=2",
+                "    ds4.layer_range mode=dense tokens=1",
+                "    ds4.sample tokens=1",
+                "  ds4.spec_decode mode=batched tokens=4",
+                "    ds4.draft tokens=2",
+                "    ds4.layer_range mode=verify tokens=3",
+                "    ds4.sample tokens=3",
+                "    ds4.rollback tokens=2",
+                "    ds4.draft tokens=1",
+                "    ds4.layer_range mode=verify tokens=2",
+                "    ds4.sample tokens=2",
+                "    ds4.rollback tokens=1",
+                "    ds4.layer_range mode=verify tokens=1",
+                "    ds4.sample tokens=1",
+            ]
+        );
+    }
+
+    proptest! {
+        /// Section 2's table of counts, and markers change nothing.
+        #[test]
+        fn the_counts_of_the_vocabulary_hold(
+            request in any_request(), draft in prop::option::of(any_draft()), shards in 1..=LAYERS, full: bool,
+        ) {
+            let silent = run(&mut engine(draft, shards, vec![]), &request);
+            let detail = if full { Detail::Full } else { Detail::Phases };
+            let (got, lines) = recorded(&mut engine(draft, shards, vec![]), &request, detail);
+            prop_assert_eq!((&got.tokens, &got.rounds, got.target_passes), (&silent.tokens, &silent.rounds, silent.target_passes));
+
+            let count = |what: &str| lines.iter().filter(|line| line.trim_start().starts_with(what)).count();
+            let chunk = request.prefill_chunk.unwrap_or(request.prefill.default_chunk());
+            let prefill = request.prompt.len().div_ceil(chunk) * shards;
+            let mode = request.prefill.phase();
+            let leaf_mode = format!("ds4.layer_range mode={mode} ");
+            prop_assert_eq!(count(&leaf_mode), prefill);
+            prop_assert_eq!(count("ds4.prefill "), 1);
+            let spec = usize::from(draft.is_some() && request.max_tokens > 1);
+            prop_assert_eq!(count("ds4.spec_decode "), spec);
+            let leaf = if draft.is_some() { "ds4.layer_range mode=verify " } else { "ds4.layer_range mode=decode " };
+            prop_assert_eq!(count(leaf), got.target_passes * shards);
+            prop_assert_eq!(count("ds4.layer_range "), prefill + got.target_passes * shards);
+            let extra = count("ds4.") - count("ds4.layer_range ") - 1 - spec;
+            prop_assert_eq!(extra == 0, !full);
+        }
+    }
+}
