@@ -7,10 +7,9 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use marker_core::{Counters, Detail, Label, LANES, Marker, Markers, Phase, Scope, SpanId, Token};
+use marker_core::{Counters, Detail, LANES, Label, Marker, Markers, Phase, Scope, SpanId, Token};
 
 /// A backend that is compiled in. Adding one is a line in [`BACKENDS`] and its name in [`KNOWN`].
 struct Backend {
@@ -237,17 +236,24 @@ cfg_if::cfg_if! {
                 self.fan.lanes.iter().find_map(|lane| (&**lane as &dyn Any).downcast_ref())
             }
 
-            /// The recorder's ranges, if it is open.
+            /// The ranges that ended, in the order in which they began; `None` when the recorder is not open.
             pub fn recorded(&self) -> Option<Vec<Recorded>> {
-                todo!()
+                let recorded = |range: backend_record::Recorded| {
+                    let phase = match range.fields {
+                        Some(fields) => phase_name(fields.scope().name(), fields.get_mode().map(Phase::name)),
+                        None => range.label,
+                    };
+                    Some(Recorded { phase, seconds: 1e-9 * (range.end_ns? - range.begin_ns) as f64 })
+                };
+                Some(self.recorder()?.ranges().into_iter().filter_map(recorded).collect())
             }
 
-            /// Writes what was recorded to `path`, as Chrome trace JSON. Nothing when the recorder is not open.
+            /// Writes what was recorded as Chrome trace JSON. Nothing when the recorder is not open.
             ///
             /// # Errors
-            /// When the file cannot be written.
-            pub fn save_record(&self, path: &Path) -> io::Result<()> {
-                self.recorder().map_or(Ok(()), |recorder| recorder.save(path))
+            /// Those of `out`.
+            pub fn save_record(&self, out: impl io::Write) -> io::Result<()> {
+                self.recorder().map_or(Ok(()), |recorder| recorder.write_json(out))
             }
         }
     } else {
@@ -261,7 +267,7 @@ cfg_if::cfg_if! {
             ///
             /// # Errors
             /// None.
-            pub fn save_record(&self, _path: &Path) -> io::Result<()> {
+            pub fn save_record(&self, _out: impl io::Write) -> io::Result<()> {
                 Ok(())
             }
         }
@@ -375,7 +381,10 @@ impl PhaseCounts {
             for (mode, count) in row.iter().enumerate() {
                 let count = count.load(Relaxed);
                 if count > 0 {
-                    named.insert(phase_name(scope.name(), Phase::ALL.get(mode).map(|mode| mode.name())), count);
+                    named.insert(
+                        phase_name(scope.name(), Phase::ALL.get(mode).map(|mode| mode.name())),
+                        count,
+                    );
                 }
             }
         }
@@ -395,7 +404,11 @@ mod tests {
 
     const ALL: [&str; 3] = KNOWN;
 
-    fn chosen(compiled_in: &[&'static str], flag: Option<&str>, env: &[(&str, &str)]) -> Result<Choice, MarkersError> {
+    fn chosen(
+        compiled_in: &[&'static str],
+        flag: Option<&str>,
+        env: &[(&str, &str)],
+    ) -> Result<Choice, MarkersError> {
         choose_among(compiled_in, flag, |name| {
             env.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into())
         })
@@ -432,7 +445,9 @@ mod tests {
 
     #[test]
     fn a_flag_that_names_what_is_not_there_is_an_error_that_lists_what_is() {
-        let says = |compiled_in: &[&'static str], flag| chosen(compiled_in, Some(flag), &[]).unwrap_err().to_string();
+        let says = |compiled_in: &[&'static str], flag| {
+            chosen(compiled_in, Some(flag), &[]).unwrap_err().to_string()
+        };
         assert_eq!(
             says(&["record"], "record,vtune"),
             "--markers: no marker backend is called 'vtune': known are off, auto, record"
@@ -509,14 +524,24 @@ mod tests {
 
     #[test]
     fn every_backend_gets_back_what_it_answered_and_nothing_for_what_it_did_not_take() {
-        let fan = fan_of(vec![Fake::new(7, true), Fake::new(8, false), Fake::new(u16::MAX, true), Fake::new(9, true)]);
+        let fan = fan_of(vec![
+            Fake::new(7, true),
+            Fake::new(8, false),
+            Fake::new(u16::MAX, true),
+            Fake::new(9, true),
+        ]);
         let label = Label::new(Fields::new(Scope::DRAFT));
         let token = fan.push(&label);
         fan.pop(token);
         let span = fan.start(&label);
         fan.stop(span);
         for (lane, bits) in [(0, 7), (2, u16::MAX), (3, 9)] {
-            let expected = ["push ds4.draft".into(), format!("pop {bits}"), "start ds4.draft".into(), format!("stop {bits}")];
+            let expected = [
+                "push ds4.draft".into(),
+                format!("pop {bits}"),
+                "start ds4.draft".into(),
+                format!("stop {bits}"),
+            ];
             assert_eq!(heard(&fan, lane), expected);
         }
         assert_eq!(heard(&fan, 1), ["push ds4.draft", "start ds4.draft"]);

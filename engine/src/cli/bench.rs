@@ -22,22 +22,16 @@ const GIB: usize = 1 << 30;
 
 /// Measures and prints a table.
 pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
-    for (count, what) in
-        [(args.max_tokens, "--max-tokens 0"), (args.draft_tokens, "--draft-tokens 0"), (args.runs, "--runs 0")]
-    {
-        if count == 0 {
-            return Err(CliError::Zero { what });
-        }
+    if args.runs == 0 {
+        return Err(CliError::Zero { what: "--runs 0" });
     }
     let threads = load::threads(args.models.threads)?;
     let device = load::device(&args.models.device, threads)?;
     let prompt = Prompt::read(&args.prompt)?;
     let (target, draft) = load::folders(&args.models)?;
     let mut pair = Pair::open(&target, draft.as_deref())?;
-    let prompt = prompt.ids(&pair.tokenizer)?;
-    let positions = pair.fits(&prompt, args.max_tokens)?;
     let request = Request {
-        prompt,
+        prompt: prompt.ids(&pair.tokenizer)?,
         max_tokens: args.max_tokens,
         draft_tokens: args.draft_tokens,
         verify: Verify::Batched,
@@ -45,6 +39,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
         prefill_chunk: None,
         ignore_eos: true,
     };
+    let positions = pair.check(&request)?;
     let target_bytes = load::pass_bytes(&pair.target)?;
     let draft_bytes = pair.draft.as_ref().map(load::pass_bytes).transpose()?;
 
@@ -58,8 +53,18 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
 
     let mut table = format!(
         "{} threads, median of {} runs of {} tokens\nstreaming read: {:.2} GB/s over {:.1} MB (the target's weights), {:.2} GB/s over 1 GiB\n\n{:<12} {:>9} {:>14} {:>9} {:>20} {:>14}\n",
-        threads, args.runs, args.max_tokens, model_size / 1e9, target_bytes as f64 / 1e6, large / 1e9,
-        "decode", "tokens/s", "tokens/pass", "GB/s", "share, model's size", "share, 1 GiB",
+        threads,
+        args.runs,
+        args.max_tokens,
+        model_size / 1e9,
+        target_bytes as f64 / 1e6,
+        large / 1e9,
+        "decode",
+        "tokens/s",
+        "tokens/pass",
+        "GB/s",
+        "share, model's size",
+        "share, 1 GiB",
     );
     let mut row = |name: &str, engine: &mut Engine, draft_bytes: u64| -> Result<(), CliError> {
         say!("measuring {name}");
@@ -74,7 +79,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
         let _ = writeln!(
             table,
             "{name:<12} {rate:>9.1} {per_pass:>14.2} {:>9.2} {:>18.0} % {:>12.0} %",
-            read / 1e9, 100.0 * read / model_size, 100.0 * read / large
+            read / 1e9,
+            100.0 * read / model_size,
+            100.0 * read / large
         );
         Ok(())
     };

@@ -15,7 +15,11 @@ use crate::model::Checkpoint;
 pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     let mut report = format!("phasemark {}\n", env!("CARGO_PKG_VERSION"));
     let compiled_in: Vec<_> = markers::compiled_in().collect();
-    line(&mut report, "compiled in", if compiled_in.is_empty() { "null".into() } else { compiled_in.join(", ") });
+    line(
+        &mut report,
+        "compiled in",
+        if compiled_in.is_empty() { "null".into() } else { compiled_in.join(", ") },
+    );
 
     let choice = chosen_markers(args.markers.as_deref())?;
     let wanted = match &choice.wanted {

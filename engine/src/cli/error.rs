@@ -29,20 +29,11 @@ pub(super) enum CliError {
     Unwritable { path: PathBuf, why: io::Error },
     #[error("--record and --stats name the same file, {}: give each its own", .path.display())]
     SameFile { path: PathBuf },
-    #[error("the prompt is empty: give at least one token")]
-    EmptyPrompt,
-    #[error("token id {id} is not in the model's vocabulary: its ids are 0 to {}", .vocab - 1)]
-    IdOutOfRange { id: u32, vocab: usize },
-    #[error(
-        "the prompt's {prompt} tokens and {max_tokens} more need {} positions, and the {which}'s context has {context}\n\
-         shorten the prompt or lower --max-tokens", .prompt.saturating_add(*.max_tokens)
-    )]
-    ContextTooShort { prompt: usize, max_tokens: usize, which: &'static str, context: usize },
     #[error("no model at {}: {why}", .places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" nor "))]
     NoModel { places: Vec<PathBuf>, why: &'static str },
-    #[error("the vocabularies differ: the target has {target} tokens, the draft {draft}\ngive a draft made for this target, or --draft none")]
-    VocabulariesDiffer { target: usize, draft: usize },
-    #[error("the draft's tokenizer is not the target's: {0}\ngive a draft made for this target, or --draft none")]
+    #[error(
+        "the draft's tokenizer is not the target's: {0}\ngive a draft made for this target, or --draft none"
+    )]
     TokenizersDiffer(ModelError),
     #[error("{}: it is not a reference that verify-model knows: {why}", .path.display())]
     BadReference { path: PathBuf, why: String },

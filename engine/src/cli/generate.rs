@@ -17,7 +17,6 @@ use crate::markers::{self, Assembly, Choice};
 /// Generates. `show` turns the recorder on, if this build has one, so that there are phases to see.
 pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError> {
     // Everything that can be refused without a model is, and then everything that can be without weights.
-    check_counts(args)?;
     let threads = load::threads(args.models.threads)?;
     let device = load::device(&args.models.device, threads)?;
     let record = args.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
@@ -34,17 +33,8 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
 
     let began = Instant::now();
     let pair = Pair::open(&target, draft.as_deref())?;
-    let prompt = prompt.ids(&pair.tokenizer)?;
-    let positions = pair.fits(&prompt, args.max_tokens)?;
-    match &draft {
-        Some(draft) => say!("target {}, draft {}, {threads} threads", target.display(), draft.display()),
-        None => say!("target {}, no draft, {threads} threads", target.display()),
-    }
-    let mut engine = pair.load(&*device, positions)?;
-    let load_seconds = began.elapsed().as_secs_f64();
-
     let request = Request {
-        prompt,
+        prompt: prompt.ids(&pair.tokenizer)?,
         max_tokens: args.max_tokens,
         draft_tokens: args.draft_tokens,
         verify: args.verify.into(),
@@ -52,6 +42,12 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
         prefill_chunk: args.prefill_chunk,
         ignore_eos: args.ignore_eos,
     };
+    let positions = pair.check(&request)?;
+    let mut engine = pair.load(&*device, positions)?;
+    let load_seconds = began.elapsed().as_secs_f64();
+    let draft = draft.map_or_else(|| "no draft".into(), |draft| format!("draft {}", draft.display()));
+    say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());
+
     let mut completion = Completion::new((!args.print_ids).then(|| pair.tokenizer.stream()));
     let generation = engine.generate(&request, markers.markers(), &mut |token| completion.emit(token))?;
     completion.finish(&generation.tokens)?;
@@ -65,27 +61,14 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     }
     say!("{}", stats::summary(request.prompt.len(), &generation));
     if let Some(file) = record_file {
-        file.write(|path| markers.save_record(path))?;
+        file.write(|out| markers.save_record(out))?;
     }
     if let Some(file) = stats_file {
         let text = pair.tokenizer.decode(&generation.tokens)?;
         let stats = Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds);
-        file.write(|path| std::fs::write(path, stats.json()?))?;
+        file.write(|mut out| out.write_all(stats.json()?.as_bytes()))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn check_counts(args: &GenerateArgs) -> Result<(), CliError> {
-    for (count, what) in [
-        (Some(args.max_tokens), "--max-tokens 0"),
-        (Some(args.draft_tokens), "--draft-tokens 0 (for no draft: --draft none)"),
-        (args.prefill_chunk, "--prefill-chunk 0"),
-    ] {
-        if count == Some(0) {
-            return Err(CliError::Zero { what });
-        }
-    }
-    Ok(())
 }
 
 /// What the flag and the environment choose; a variable that names what is not there is told once a process.

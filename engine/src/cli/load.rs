@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use super::args::ModelArgs;
 use super::error::CliError;
-use crate::decode::Engine;
+use crate::Error;
+use crate::decode::{Engine, Request, RequestError};
 use crate::device::cpu::Cpu;
 use crate::device::{Device, DeviceError, Part, Shard};
 use crate::model::{Checkpoint, Tokenizer};
 use crate::shard::Chain;
-use crate::Error;
 
 const DEFAULT_TARGET: &str = "models/pair/target";
 const DEFAULT_DRAFT: &str = "models/pair/draft";
@@ -39,32 +39,22 @@ impl Pair {
         if let (Some(checkpoint), Some(folder)) = (&pair.draft, draft) {
             let (target, draft) = (pair.target.config().vocab, checkpoint.config().vocab);
             if target != draft {
-                return Err(CliError::VocabulariesDiffer { target, draft });
+                return Err(RequestError::VocabulariesDiffer { draft, target }.into());
             }
             pair.tokenizer.same_as(&Tokenizer::open(folder)?).map_err(CliError::TokenizersDiffer)?;
         }
         Ok(pair)
     }
 
-    /// Checks that a prompt's ids are the models' and that it and `max_tokens` more fit their contexts.
-    /// Answers with the positions that this needs.
-    pub(super) fn fits(&self, prompt: &[u32], max_tokens: usize) -> Result<usize, CliError> {
-        let vocab = self.target.config().vocab;
-        if prompt.is_empty() {
-            return Err(CliError::EmptyPrompt);
-        }
-        if let Some(&id) = prompt.iter().find(|id| **id as usize >= vocab) {
-            return Err(CliError::IdOutOfRange { id, vocab });
-        }
-        let positions = prompt.len().saturating_add(max_tokens);
-        for (which, checkpoint) in [("target", Some(&self.target)), ("draft", self.draft.as_ref())] {
-            if let Some(context) = checkpoint.map(|checkpoint| checkpoint.config().context)
-                && positions > context
-            {
-                return Err(CliError::ContextTooShort { prompt: prompt.len(), max_tokens, which, context });
-            }
-        }
-        Ok(positions)
+    /// Checks that these models can answer `request`, and says how many positions that needs.
+    pub(super) fn check(&self, request: &Request) -> Result<usize, RequestError> {
+        let target = self.target.config();
+        request.check(
+            target.vocab,
+            target.context,
+            self.draft.as_ref().map(|draft| draft.config().context),
+        )?;
+        Ok(request.prompt.len() + request.max_tokens)
     }
 
     /// Reads the weights: an engine whose caches can hold `context` positions, each model one shard.
@@ -72,7 +62,9 @@ impl Pair {
     /// # Errors
     /// [`Error`] when a tensor is missing or wrong, or the device has no room.
     pub fn load(&self, device: &dyn Device, context: usize) -> Result<Engine, Error> {
-        let chain = |checkpoint| Chain::new(vec![whole(checkpoint, device, context)?]);
+        let chain = |checkpoint: &Checkpoint| {
+            Chain::new(checkpoint.config(), vec![whole(checkpoint, device, context)?])
+        };
         let target = chain(&self.target)?;
         let draft = self.draft.as_ref().map(chain).transpose()?;
         Engine::new(target, draft, self.target.config().eos.clone())

@@ -1,6 +1,6 @@
 //! What leaves the process: text as it comes, and files whole or not at all.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -91,12 +91,13 @@ impl OutputFile {
     }
 
     /// Lets `write` write the file and puts it in its place when that succeeded.
-    pub(super) fn write(&self, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), CliError> {
+    pub(super) fn write(&self, write: impl FnOnce(File) -> io::Result<()>) -> Result<(), CliError> {
         let written = if self.in_place {
-            write(&self.path)
+            OpenOptions::new().write(true).open(&self.path).and_then(write)
         } else {
             let aside = self.aside();
-            write(&aside).and_then(|()| fs::rename(&aside, &self.path)).inspect_err(|_| {
+            let written = File::create(&aside).and_then(write);
+            written.and_then(|()| fs::rename(&aside, &self.path)).inspect_err(|_| {
                 let _ = fs::remove_file(&aside);
             })
         };
@@ -115,8 +116,10 @@ mod tests {
     use super::*;
 
     fn files(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -128,14 +131,14 @@ mod tests {
         let file = OutputFile::check(&path).unwrap();
         assert!(files(folder.path()).is_empty(), "a check leaves nothing");
 
-        let failed = file.write(|aside| {
-            fs::write(aside, "half")?;
+        let failed = file.write(|mut out| {
+            out.write_all(b"half")?;
             Err(io::ErrorKind::StorageFull.into())
         });
         assert!(matches!(failed, Err(CliError::Unwritable { .. })));
         assert!(files(folder.path()).is_empty());
 
-        file.write(|aside| fs::write(aside, "whole")).unwrap();
+        file.write(|mut out| out.write_all(b"whole")).unwrap();
         assert_eq!(files(folder.path()), ["stats.json"]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
     }
@@ -145,7 +148,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing/stats.json");
         for path in [folder.path(), &missing, Path::new("")] {
-            assert!(matches!(OutputFile::check(path), Err(CliError::Unwritable { .. })), "{}", path.display());
+            assert!(
+                matches!(OutputFile::check(path), Err(CliError::Unwritable { .. })),
+                "{}",
+                path.display()
+            );
         }
         assert!(files(folder.path()).is_empty());
     }
@@ -157,11 +164,11 @@ mod tests {
         let (real, link) = (folder.path().join("real"), folder.path().join("link"));
         fs::write(&real, "old").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        OutputFile::check(&link).unwrap().write(|aside| fs::write(aside, "new")).unwrap();
+        OutputFile::check(&link).unwrap().write(|mut out| out.write_all(b"new")).unwrap();
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 
-        OutputFile::check(Path::new("/dev/null")).unwrap().write(|path| fs::write(path, "gone")).unwrap();
+        OutputFile::check(Path::new("/dev/null")).unwrap().write(|mut out| out.write_all(b"gone")).unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 }

@@ -19,17 +19,13 @@ pub(super) enum Prompt {
 impl Prompt {
     /// Reads what `args` name.
     pub(super) fn read(args: &PromptArgs) -> Result<Self, CliError> {
-        let prompt = if let Some(ids) = &args.prompt_ids {
+        Ok(if let Some(ids) = &args.prompt_ids {
             Prompt::Ids(ids.clone())
         } else if let Some(path) = &args.prompt_file {
             Prompt::Text(read_text(path)?)
         } else {
             Prompt::Text(args.prompt.clone().unwrap_or_else(|| BUILT_IN.into()))
-        };
-        match &prompt {
-            Prompt::Text(text) if text.is_empty() => Err(CliError::EmptyPrompt),
-            _ => Ok(prompt),
-        }
+        })
     }
 
     /// The prompt's token ids.

@@ -76,7 +76,11 @@ impl Stats {
             tokens_per_target_pass: generation.tokens_per_target_pass(),
             text_sha256: hex(&Sha256::digest(text)),
             phases: markers.phases(),
-            markers: markers.counters().into_iter().map(|(name, counters)| (name, emitted(counters))).collect(),
+            markers: markers
+                .counters()
+                .into_iter()
+                .map(|(name, counters)| (name, emitted(counters)))
+                .collect(),
             seconds: Seconds { load, prefill: generation.prefill_seconds, decode: generation.decode_seconds },
             tokens_per_second: tokens_per_second(generation),
         }

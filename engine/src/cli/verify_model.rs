@@ -106,11 +106,13 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
     let tolerance = if gguf { TOLERANCE_GGUF } else { TOLERANCE };
 
     let vocab = checkpoint.config().vocab;
-    let prompts = reference.prompts.iter().map(|prompt| prompt.steps(as_draft)).collect::<Result<Vec<_>, _>>();
+    let prompts =
+        reference.prompts.iter().map(|prompt| prompt.steps(as_draft)).collect::<Result<Vec<_>, _>>();
     let prompts = prompts
         .and_then(|prompts| check_ids(prompts.concat(), vocab))
         .map_err(|why| CliError::BadReference { path: path.clone(), why })?;
-    let longest = prompts.iter().map(|steps| steps.prompt.len() + steps.continuation.len()).max().unwrap_or(0);
+    let longest =
+        prompts.iter().map(|steps| steps.prompt.len() + steps.continuation.len()).max().unwrap_or(0);
     let mut shard = load::whole(&checkpoint, &Cpu::new(threads), longest.max(1))?;
 
     let mut verdict = Verdict::default();
@@ -216,7 +218,8 @@ impl Prompt {
             })
         };
         if as_draft {
-            let own = self.draft_greedy_ids.as_ref().ok_or_else(|| format!("{name} has no ids of the draft"))?;
+            let own =
+                self.draft_greedy_ids.as_ref().ok_or_else(|| format!("{name} has no ids of the draft"))?;
             Ok(vec![steps(own, true, &[])?, steps(&self.greedy_ids, false, &self.draft_top5)?])
         } else {
             Ok(vec![steps(&self.greedy_ids, true, &self.top5)?])
@@ -227,7 +230,9 @@ impl Prompt {
 fn check_ids(prompts: Vec<Steps>, vocab: usize) -> Result<Vec<Steps>, String> {
     for steps in &prompts {
         let listed = steps.top.iter().flat_map(|(_, top)| &top.ids);
-        if let Some(id) = steps.prompt.iter().chain(&steps.continuation).chain(listed).find(|id| **id as usize >= vocab) {
+        if let Some(id) =
+            steps.prompt.iter().chain(&steps.continuation).chain(listed).find(|id| **id as usize >= vocab)
+        {
             return Err(format!("{} has the id {id}, and the model {vocab} tokens", steps.name));
         }
     }
@@ -279,14 +284,22 @@ impl Verdict {
                 self.worst = self.worst.max(off);
                 // A logit that is not a number is not within anything.
                 if off.partial_cmp(&tolerance).is_none_or(Ordering::is_gt) {
-                    self.differs(format!("{name}, step {step}: the logit of id {id} is {got} instead of {expected}"));
+                    self.differs(format!(
+                        "{name}, step {step}: the logit of id {id} is {got} instead of {expected}"
+                    ));
                 }
             }
         }
     }
 
-    fn compare_texts(&mut self, prompt: &Prompt, tokenizer: &Tokenizer, as_draft: bool) -> Result<(), CliError> {
-        let answer = if prompt.question.is_some() { prompt.text.as_ref() } else { prompt.target_text.as_ref() };
+    fn compare_texts(
+        &mut self,
+        prompt: &Prompt,
+        tokenizer: &Tokenizer,
+        as_draft: bool,
+    ) -> Result<(), CliError> {
+        let answer =
+            if prompt.question.is_some() { prompt.text.as_ref() } else { prompt.target_text.as_ref() };
         if let (None, Some(text)) = (&prompt.question, &prompt.text) {
             self.compare_ids(text, &tokenizer.encode(text)?, &prompt.prompt_ids);
         }
@@ -315,7 +328,8 @@ impl Verdict {
         let mut report = format!("{}{role} against {}\n", dir.display(), reference.display());
         let _ = writeln!(report, "  {:<18}{prompts}, each by dense and by exact prefill", "continuations");
         let _ = writeln!(report, "  {:<18}{} ({} at near ties)", "greedy ids", self.ids, self.near_ties);
-        let _ = writeln!(report, "  {:<18}{} (worst difference {:.6})", "top logits", self.logits, self.worst);
+        let _ =
+            writeln!(report, "  {:<18}{} (worst difference {:.6})", "top logits", self.logits, self.worst);
         let _ = writeln!(report, "  {:<18}{}", "texts and ids", self.texts);
         for difference in self.differences.iter().take(SHOWN) {
             let _ = writeln!(report, "differs: {difference}");
@@ -412,7 +426,12 @@ mod tests {
 
     #[test]
     fn lists_that_do_not_match_are_refused_and_not_indexed() {
-        for (margins, pos, logits) in [("[0.5]", 2, "[1.5]"), ("[0.5, 0.5]", 9, "[1.5]"), ("[0.5, 0.5]", 0, "[1.5]"), ("[0.5, 0.5]", 2, "[]")] {
+        for (margins, pos, logits) in [
+            ("[0.5]", 2, "[1.5]"),
+            ("[0.5, 0.5]", 9, "[1.5]"),
+            ("[0.5, 0.5]", 0, "[1.5]"),
+            ("[0.5, 0.5]", 2, "[]"),
+        ] {
             let text = format!(
                 r#"{{"prompts": [{{"prompt_ids": [5, 6], "greedy_ids": [7, 8], "margins": {margins},
                 "top5": [{{"pos": {pos}, "ids": [8], "logits": {logits}}}]}}]}}"#
