@@ -81,7 +81,7 @@ fn bad_numbers_names_and_prompts_are_refused_before_anything_is_written() {
         (&["--model", "models/no-such"], "models/no-such"),
         (&["--model", folder], "config.json"),
         (&["--draft", "models/no-such"], "models/no-such"),
-        (&["--draft", ""], "no model"),
+        (&["--draft", ""], "--draft"),
         (&["--max-tokens", "0"], "0"),
         (&["--draft-tokens", "0"], "0"),
         (&["--prefill-chunk", "0"], "0"),

@@ -75,6 +75,9 @@ impl OutputFile {
                 let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
                 OutputFile { path, in_place: !there.is_file() }
             }
+            Err(_) if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+                return Err(unwritable(io::ErrorKind::IsADirectory.into()));
+            }
             Err(_) => OutputFile { path: path.to_owned(), in_place: false },
         };
         if !file.in_place {
@@ -147,7 +150,8 @@ mod tests {
     fn what_cannot_be_written_is_told_before_the_work() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing/stats.json");
-        for path in [folder.path(), &missing, Path::new("")] {
+        let new_folder = folder.path().join("new/");
+        for path in [folder.path(), &missing, &new_folder, Path::new("")] {
             assert!(
                 matches!(OutputFile::check(path), Err(CliError::Unwritable { .. })),
                 "{}",
