@@ -420,7 +420,8 @@ mod tests {
         let named = |names: &[&'static str]| Wanted::Named(names.to_vec());
         let (phasemark, dflash, luce) = ("PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX");
         let all_set = [(phasemark, "nvtx"), (dflash, "1"), (luce, "1")];
-        let table: &[(Option<&str>, &[(&str, &str)], Wanted, ChosenBy)] = &[
+        type Row<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Wanted, ChosenBy);
+        let table: &[Row<'_>] = &[
             (None, &[], Wanted::Off, Nothing),
             (Some(""), &[], Wanted::Off, Nothing),
             (Some("record"), &all_set, named(&["record"]), Flag("--markers")),
@@ -478,10 +479,6 @@ mod tests {
     }
 
     impl Fake {
-        fn new(bits: u16, takes: bool) -> Box<dyn Lane> {
-            Box::new(Fake { takes, bits, heard: std::sync::Mutex::default() })
-        }
-
         fn hear(&self, what: String) {
             self.heard.lock().unwrap().push(what);
         }
@@ -513,6 +510,10 @@ mod tests {
         }
     }
 
+    fn fake(bits: u16, takes: bool) -> Box<dyn Lane> {
+        Box::new(Fake { takes, bits, heard: std::sync::Mutex::default() })
+    }
+
     fn fan_of(lanes: Vec<Box<dyn Lane>>) -> FanOut {
         FanOut { lanes, phases: PhaseCounts::new() }
     }
@@ -524,12 +525,7 @@ mod tests {
 
     #[test]
     fn every_backend_gets_back_what_it_answered_and_nothing_for_what_it_did_not_take() {
-        let fan = fan_of(vec![
-            Fake::new(7, true),
-            Fake::new(8, false),
-            Fake::new(u16::MAX, true),
-            Fake::new(9, true),
-        ]);
+        let fan = fan_of(vec![fake(7, true), fake(8, false), fake(u16::MAX, true), fake(9, true)]);
         let label = Label::new(Fields::new(Scope::DRAFT));
         let token = fan.push(&label);
         fan.pop(token);
@@ -551,7 +547,7 @@ mod tests {
     #[test]
     fn phases_are_counted_by_scope_and_mode_when_somebody_took_them() {
         let leaf = |mode| Label::new(Fields::new(Scope::LAYER_RANGE).mode(mode).tokens(1));
-        let fan = fan_of(vec![Fake::new(1, false), Fake::new(1, true)]);
+        let fan = fan_of(vec![fake(1, false), fake(1, true)]);
         for label in [leaf(Phase::Verify), leaf(Phase::Verify), leaf(Phase::Decode), Label::text("mine")] {
             fan.push(&label);
         }
@@ -560,7 +556,7 @@ mod tests {
         let expected = [("ds4.layer_range decode", 1), ("ds4.layer_range verify", 2), ("ds4.request", 1)];
         assert_eq!(fan.phases.named(), expected.map(|(name, count)| (name.to_owned(), count)).into());
 
-        let deaf = fan_of(vec![Fake::new(1, false)]);
+        let deaf = fan_of(vec![fake(1, false)]);
         deaf.push(&leaf(Phase::Verify));
         assert!(deaf.phases.named().is_empty());
     }

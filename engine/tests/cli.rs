@@ -1,8 +1,11 @@
 //! The binary as its users meet it: exit codes, what goes where, and what is left behind.
 
+#![allow(clippy::unwrap_used, reason = "what the tests share fails by panic")]
+
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -380,7 +383,10 @@ fn stats_have_these_keys_and_say_what_happened() {
         assert!(stats["seconds"][phase].as_f64().unwrap() > 0.0);
     }
     assert!(stats["tokens_per_second"].as_f64().unwrap() > 0.0);
-    let sha256: String = Sha256::digest(&output.stdout).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut sha256 = String::new();
+    for byte in Sha256::digest(&output.stdout) {
+        write!(sha256, "{byte:02x}").unwrap();
+    }
     assert_eq!(stats["text_sha256"], sha256, "standard output holds the text and nothing else");
     assert_eq!(stats["phases"], serde_json::json!({}), "markers are off");
     assert_eq!(stats["markers"], serde_json::json!({}));

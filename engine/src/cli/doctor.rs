@@ -18,7 +18,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     line(
         &mut report,
         "compiled in",
-        if compiled_in.is_empty() { "null".into() } else { compiled_in.join(", ") },
+        &if compiled_in.is_empty() { "null".into() } else { compiled_in.join(", ") },
     );
 
     let choice = chosen_markers(args.markers.as_deref())?;
@@ -33,21 +33,21 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         ChosenBy::Nothing => "nothing is set".into(),
     };
     let because = choice.complaint.map(|why| format!(": {why}")).unwrap_or_default();
-    line(&mut report, "markers", format!("{wanted} ({by}{because})"));
+    line(&mut report, "markers", &format!("{wanted} ({by}{because})"));
 
-    line(&mut report, "devices", format!("{} ({} threads)", load::DEVICES.join(", "), load::threads(None)?));
+    line(&mut report, "devices", &format!("{} ({} threads)", load::DEVICES.join(", "), load::threads(None)?));
     match load::folders(&ModelArgs::default()) {
         Ok((target, draft)) => {
-            line(&mut report, "target", model(&target));
-            line(&mut report, "draft", draft.map_or_else(|| "none".into(), |draft| model(&draft)));
+            line(&mut report, "target", &model(&target));
+            line(&mut report, "draft", &draft.map_or_else(|| "none".into(), |draft| model(&draft)));
         }
-        Err(why) => line(&mut report, "models", why.to_string()),
+        Err(why) => line(&mut report, "models", &why.to_string()),
     }
     output::print(&report)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn line(report: &mut String, what: &str, says: String) {
+fn line(report: &mut String, what: &str, says: &str) {
     let _ = writeln!(report, "{what:<12} {}", says.replace('\n', " "));
 }
 

@@ -136,11 +136,9 @@ pub(super) const DEVICES: [&str; 1] = ["cpu"];
 
 /// The device called `name`.
 pub(super) fn device(name: &str, threads: usize) -> Result<Box<dyn Device>, CliError> {
-    match name {
-        "cpu" => Ok(Box::new(Cpu::new(threads))),
-        _ => {
-            let why = format!("this build has {}", DEVICES.join(", "));
-            Err(DeviceError::NoSuchDevice { name: name.into(), why }.into())
-        }
+    if name == "cpu" {
+        return Ok(Box::new(Cpu::new(threads)));
     }
+    let why = format!("this build has {}", DEVICES.join(", "));
+    Err(DeviceError::NoSuchDevice { name: name.into(), why }.into())
 }

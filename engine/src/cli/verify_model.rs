@@ -44,6 +44,7 @@ struct Meta {
 }
 
 #[derive(Deserialize)]
+#[allow(clippy::struct_field_names, reason = "the file's own names")]
 struct Prompt {
     name: Option<String>,
     /// A chat question; `prompt_ids` is then the whole chat and `text` the answer.
