@@ -13,7 +13,7 @@ const PROOFS: &str = "marker-core/proof";
 /// One command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// What a failure means: "<title> failed".
+    /// What it is about, as a failure names it.
     title: String,
     /// What follows `cargo`.
     arguments: Vec<String>,
