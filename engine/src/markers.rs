@@ -417,10 +417,10 @@ mod tests {
     #[test]
     fn the_first_that_is_set_and_not_empty_decides() {
         use ChosenBy::{Flag, Nothing, Variable};
+        type Row<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Wanted, ChosenBy);
         let named = |names: &[&'static str]| Wanted::Named(names.to_vec());
         let (phasemark, dflash, luce) = ("PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX");
         let all_set = [(phasemark, "nvtx"), (dflash, "1"), (luce, "1")];
-        type Row<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Wanted, ChosenBy);
         let table: &[Row<'_>] = &[
             (None, &[], Wanted::Off, Nothing),
             (Some(""), &[], Wanted::Off, Nothing),

@@ -59,6 +59,8 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     }
     if let Some(recorded) = markers.recorded() {
         let _ = write!(std::io::stderr(), "\n{}\n", stats::phase_table(&recorded));
+    } else if show {
+        say!("(no table of phases: this build has no recorder)");
     }
     say!("{}", stats::summary(request.prompt.len(), &generation));
     if let Some(file) = record_file {
