@@ -104,7 +104,7 @@ pub enum LoadError {
 }
 
 fn lines(tried: &[Tried]) -> String {
-    tried.iter().map(|tried| format!("\n  {tried}")).collect()
+    tried.iter().fold(String::new(), |text, tried| text + "\n  " + &tried.to_string())
 }
 
 /// What was found, for people who ask why they see no rows.

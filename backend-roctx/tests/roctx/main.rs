@@ -1,0 +1,12 @@
+//! ROCTX against test libraries that write down every call, each in a process of its own.
+
+#![cfg(target_os = "linux")]
+#![allow(missing_docs)]
+
+mod balance;
+mod child;
+mod debian;
+mod pausing;
+mod preload;
+mod resolution;
+mod shim;
