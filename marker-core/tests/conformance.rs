@@ -1,6 +1,7 @@
 //! The conformance suite is itself tried: a right backend passes, and each way to be wrong is found.
 
 #![cfg(feature = "conformance")]
+#![allow(clippy::unwrap_used, reason = "all of this program is a test")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -158,7 +158,7 @@ mod tests {
         }
         match std::env::var("END").unwrap().as_str() {
             "signal" => std::process::abort(),
-            "never" => thread::sleep(Duration::from_secs(60)),
+            "never" => thread::sleep(Duration::from_mins(1)),
             code => std::process::exit(code.parse().unwrap()),
         }
     }

@@ -2,6 +2,7 @@
 
 #![cfg(target_os = "linux")]
 #![allow(missing_docs)]
+#![allow(clippy::unwrap_used, reason = "all of this program is a test")]
 
 mod balance;
 mod child;
