@@ -232,7 +232,8 @@ fn no_pop_too_many_is_ever_sent() {
     let ranges: Vec<_> = log
         .events()
         .into_iter()
-        .filter_map(|line| line.starts_with('p').then(|| line.split(' ').next().unwrap()))
+        .filter(|line| line.starts_with('p'))
+        .map(|line| line.split(' ').next().unwrap())
         .collect();
     assert_eq!(
         ranges,
@@ -264,23 +265,26 @@ fn scene_threads() {
     thread_local! {
         static LAST: std::cell::RefCell<Option<Last<'static>>> = const { std::cell::RefCell::new(None) };
     }
-    let gate = std::sync::Barrier::new(8);
-    thread::scope(|threads| {
-        for number in 0..8 {
-            let gate = &gate;
-            threads.spawn(move || {
-                gate.wait();
-                let nvtx = NVTX.get_or_init(|| Nvtx::load_or_diagnose(Detail::Phases));
-                let markers = Markers::new(nvtx, Detail::Phases);
-                LAST.set(Some(Last(markers)));
-                markers.name_thread(&format!("worker {number}"));
-                for rows in 0..4 {
-                    range!(markers, "round");
-                    range!(markers, verify(rows));
-                }
-            });
+    let gate = std::sync::Arc::new(std::sync::Barrier::new(8));
+    let work = |number| {
+        let gate = gate.clone();
+        move || {
+            gate.wait();
+            let nvtx = NVTX.get_or_init(|| Nvtx::load_or_diagnose(Detail::Phases));
+            let markers = Markers::new(nvtx, Detail::Phases);
+            LAST.set(Some(Last(markers)));
+            markers.name_thread(&format!("worker {number}"));
+            for rows in 0..4 {
+                range!(markers, "round");
+                range!(markers, verify(rows));
+            }
         }
-    });
+    };
+    // Joined one by one: the end of a scope does not wait for what threads drop last.
+    let threads: Vec<_> = (0..8).map(|number| thread::spawn(work(number))).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
     // Made again, the tool is the same and nothing is told twice.
     let again = Nvtx::load(Detail::Full).unwrap();
     assert!(again.is_attached() || Nvtx::report().variable.is_none());
@@ -292,21 +296,21 @@ fn eight_threads_attach_once_and_register_each_label_once() {
     let shim = Shim::new();
     for _ in 0..5 {
         let (ended, log) = shim.run(&mut shim.scene("scene_threads"));
-        let of = |prefix: &str| -> Vec<String> {
-            let lines = log.lines().into_iter().filter(|line| line.starts_with(prefix));
-            let mut texts: Vec<_> = lines.map(|line| line.split_once('=').unwrap().1.to_owned()).collect();
+        // The text is what follows the last number of the call.
+        let texts = |call: &str, numbers: usize| -> Vec<String> {
+            let lines = log.lines().into_iter().filter(|line| line.starts_with(call));
+            let mut texts: Vec<_> =
+                lines.map(|line| line.splitn(numbers + 1, '=').last().unwrap().to_owned()).collect();
             texts.sort();
             texts
         };
-        assert_eq!(of("create"), ["ds4"]);
+        assert_eq!(texts("create", 1), ["ds4"]);
         assert_eq!(log.count("category"), 7);
-        let mut texts: Vec<_> =
-            of("register").iter().map(|line| line.split_once('=').unwrap().1.to_owned()).collect();
         let verify =
             |rows| format!("ds4.layer_range mode=verify tokens={rows} layer_begin=0 layer_end=8 device=0");
         let labels = [verify(0), verify(1), verify(2), verify(3), "round".into(), "teardown".into()];
-        assert_eq!(texts, labels);
-        assert_eq!(of("thread"), (0..8).map(|number| format!("worker {number}")).collect::<Vec<_>>());
+        assert_eq!(texts("register", 2), labels);
+        assert_eq!(texts("thread", 1), (0..8).map(|number| format!("worker {number}")).collect::<Vec<_>>());
         assert_eq!((log.count("push"), log.count("pop")), (8 * 9, 8 * 9));
         assert_eq!(ended.told(), ["72 72 0"]);
     }

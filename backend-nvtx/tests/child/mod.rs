@@ -2,6 +2,7 @@
 //! ended them.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;

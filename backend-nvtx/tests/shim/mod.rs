@@ -1,6 +1,7 @@
 //! A profiler that writes down what it hears.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
