@@ -12,8 +12,8 @@
 //!
 //! Everything is in the domain `ds4`. A label that has a place in the process-wide table is registered with
 //! the tool at its first use, whatever its scope; so the table's size bounds what the tool keeps, and a
-//! capture range (`nsys profile -c nvtx -p '<label>@ds4'`) works for each of them from its first range.
-//! Other labels are sent as text. Colours follow the mode, categories the vocabulary's scope, and at full
+//! capture range (`nsys profile -c nvtx -p '<label>@ds4' --capture-range-end=stop`) works for each of them from
+//! its first range. (Without the last option nsys ends the program together with the capture.) Other labels are sent as text. Colours follow the mode, categories the vocabulary's scope, and at full
 //! detail the token count is the event's payload.
 //!
 //! Without a tool a range costs a load and a branch.
