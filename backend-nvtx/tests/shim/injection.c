@@ -4,6 +4,8 @@
  *   SHIM_ANSWER  what the entry answers
  *   SHIM_PUSH    what a push answers
  *   SHIM_ID      the first range's id
+ *   SHIM_WITNESS if set, only ranges and marks are written: thread, call, id, and the text itself, for a pop as
+ *                the pointer that the push gave reads by then
  *
  * A pop too many aborts the process, as ROCm 6.3's library does. ENTRY is the name under which it is found. */
 
@@ -42,14 +44,38 @@ static FILE *out;
 static int push_answer = -1;
 static uint64_t next_id = 1;
 static uintptr_t next_string = 0x100, next_domain = 0x10;
+static int witness;
+static char *registered[4096];
 static __thread int depth;
+static __thread const char *kept[4096];
 
 static long number(const char *name, long otherwise) {
     const char *text = getenv(name);
     return text ? atol(text) : otherwise;
 }
 
+/* One line, whatever the text. */
+static void witnessed(const char *call, uint64_t id, const char *text) {
+    flockfile(out);
+    fprintf(out, "%d\t%s\t%lu\t", gettid(), call, (unsigned long)id);
+    for (; text && *text; text++) {
+        if (*text == '\n') fputs("\\n", out);
+        else if (*text == '\\') fputs("\\\\", out);
+        else fputc(*text, out);
+    }
+    fputc('\n', out);
+    funlockfile(out);
+}
+
+static const char *text_of(const struct attributes *a) {
+    return a->message_type == 3 ? registered[(uintptr_t)a->message] : a->message;
+}
+
 static void event(const char *what, void *domain, const struct attributes *a, long id) {
+    if (witness) {
+        witnessed(what, id < 0 ? 0 : (uint64_t)id, text_of(a));
+        return;
+    }
     flockfile(out);
     fprintf(out, "%s domain=%lx", what, (long)(uintptr_t)domain);
     if (id >= 0) fprintf(out, " id=%ld", id);
@@ -72,21 +98,27 @@ static uint64_t start(void *domain, const struct attributes *a) {
 }
 
 static void end(void *domain, uint64_t id) {
+    if (witness) {
+        witnessed("end", id, NULL);
+        return;
+    }
     fprintf(out, "end domain=%lx id=%lu\n", (long)(uintptr_t)domain, (unsigned long)id);
 }
 
 static int push(void *domain, const struct attributes *a) {
+    if (depth < 4096) kept[depth] = text_of(a);
     depth++;
     event("push", domain, a, -1);
     return push_answer;
 }
 
 static int pop(void *domain) {
-    fprintf(out, "pop domain=%lx\n", (long)(uintptr_t)domain);
     if (depth-- == 0) {
         fprintf(out, "A POP TOO MANY\n");
         abort();
     }
+    if (witness) witnessed("pop", 0, depth < 4096 ? kept[depth] : NULL);
+    else fprintf(out, "pop domain=%lx\n", (long)(uintptr_t)domain);
     return push_answer;
 }
 
@@ -96,6 +128,8 @@ static void name_category(void *domain, uint32_t category, const char *name) {
 
 static void *register_string(void *domain, const char *text) {
     uintptr_t handle = __atomic_fetch_add(&next_string, 1, __ATOMIC_RELAXED);
+    registered[handle] = strdup(text);
+    if (witness) return (void *)handle;
     fprintf(out, "register domain=%lx %lx=%s\n", (long)(uintptr_t)domain, (long)handle, text);
     usleep(2000); /* time for another thread to want the same */
     return (void *)handle;
@@ -107,7 +141,9 @@ static void *create_domain(const char *name) {
     return (void *)handle;
 }
 
-static void name_thread(uint32_t thread, const char *name) { fprintf(out, "thread %u=%s\n", thread, name); }
+static void name_thread(uint32_t thread, const char *name) {
+    if (!witness) fprintf(out, "thread %u=%s\n", thread, name);
+}
 
 static int omitted(int module, int index) {
     const char *list = getenv("SHIM_OMIT");
@@ -131,6 +167,7 @@ int ENTRY(const void *(*export_table)(uint32_t)) {
     out = fopen(getenv("SHIM_LOG"), "a");
     if (!out) return 0;
     setvbuf(out, NULL, _IOLBF, 0);
+    witness = getenv("SHIM_WITNESS") != NULL;
     push_answer = (int)number("SHIM_PUSH", -1);
     next_id = (uint64_t)number("SHIM_ID", 1);
 
