@@ -13,8 +13,9 @@
 //! Everything is in the domain `ds4`. A label that has a place in the process-wide table is registered with
 //! the tool at its first use, whatever its scope; so the table's size bounds what the tool keeps, and a
 //! capture range (`nsys profile -c nvtx -p '<label>@ds4' --capture-range-end=stop`) works for each of them from
-//! its first range. (Without the last option nsys ends the program together with the capture.) Other labels are sent as text. Colours follow the mode, categories the vocabulary's scope, and at full
-//! detail the token count is the event's payload.
+//! its first range; without the last option nsys ends the program together with the capture. Labels that have
+//! no place in the table are sent as text. Colours follow the mode, categories the vocabulary's scope, and at
+//! full detail the token count is the event's payload.
 //!
 //! Without a tool a range costs a load and a branch.
 
@@ -156,10 +157,22 @@ impl Nvtx {
         Report { variable: std::env::var_os(VARIABLE), state }
     }
 
+    /// What a push is worth when somebody hears: apart, so that one which nobody hears saves no register.
+    #[inline(never)]
+    fn open(&self, domain: sys::Domain, label: &Label) -> Token {
+        if sys::push(domain, &self.event(domain, label)) {
+            SHARD.with(|shard| TALLY.pushed(shard));
+            OPEN.with(Nesting::push)
+        } else {
+            SHARD.with(|shard| TALLY.failed(shard));
+            Token::NOT_TAKEN
+        }
+    }
+
     #[inline]
     fn event<'l>(&self, domain: sys::Domain, label: &'l Label) -> sys::Event<'l> {
-        let look = match label.slot() {
-            Some(slot) => *STRINGS[slot].get_or_init(|| introduce_label(domain, label)),
+        let look = match label.slot().and_then(|slot| STRINGS.get(slot)) {
+            Some(known) => *known.get_or_init(|| introduce_label(domain, label)),
             None => Look::of(label),
         };
         look.string
@@ -168,6 +181,15 @@ impl Nvtx {
             .color(look.color)
             .payload(if self.payloads { label.fields().and_then(Fields::get_tokens) } else { None })
     }
+}
+
+#[inline(never)]
+fn close(domain: sys::Domain, token: Token) {
+    let pops = OPEN.with(|open| open.pop(token));
+    for _ in 0..pops {
+        sys::pop(domain);
+    }
+    SHARD.with(|shard| TALLY.popped(shard, pops));
 }
 
 /// Tells a tool that has just attached who we are.
@@ -195,24 +217,14 @@ impl Marker for Nvtx {
 
     #[inline]
     fn push(&self, label: &Label) -> Token {
-        let Some(domain) = self.domain else { return Token::NOT_TAKEN };
-        if sys::push(domain, &self.event(domain, label)) {
-            SHARD.with(|shard| TALLY.pushed(shard));
-            OPEN.with(Nesting::push)
-        } else {
-            SHARD.with(|shard| TALLY.failed(shard));
-            Token::NOT_TAKEN
-        }
+        self.domain.map_or(Token::NOT_TAKEN, |domain| self.open(domain, label))
     }
 
     #[inline]
     fn pop(&self, token: Token) {
-        let Some(domain) = self.domain else { return };
-        let pops = OPEN.with(|open| open.pop(token));
-        for _ in 0..pops {
-            sys::pop(domain);
+        if let Some(domain) = self.domain {
+            close(domain, token);
         }
-        SHARD.with(|shard| TALLY.popped(shard, pops));
     }
 
     fn mark(&self, label: &Label) {
