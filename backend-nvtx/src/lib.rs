@@ -22,6 +22,7 @@
 #![deny(unsafe_code)]
 
 mod load;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "no tool attaches elsewhere"))]
 mod sys;
 
 use std::ffi::OsString;
