@@ -18,6 +18,7 @@ impl Loader {
         false
     }
 
+    #[allow(clippy::unused_self, reason = "on Linux it is used")]
     pub(crate) fn resolve(&self) -> Result<Option<Entry>, LoadError> {
         Err(LoadError::NotOnThisSystem)
     }

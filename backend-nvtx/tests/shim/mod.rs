@@ -57,7 +57,7 @@ impl Shim {
         let _ = std::fs::remove_file(&self.log);
         let ended = child::run(scene, limit);
         let log = Log(std::fs::read_to_string(&self.log).unwrap_or_default());
-        assert!(ended.status.success(), "{}\n--- heard\n{}", ended.how(), log.0);
+        assert!(ended.status.success(), "{}\n--- last heard\n{}", ended.how(), log.last());
         (ended, log)
     }
 }
@@ -67,6 +67,12 @@ impl Shim {
 pub(crate) struct Log(pub(crate) String);
 
 impl Log {
+    /// Enough of it for a message.
+    fn last(&self) -> String {
+        let lines: Vec<_> = self.0.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
     pub(crate) fn lines(&self) -> Vec<&str> {
         self.0.lines().collect()
     }
