@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 //! What the project does to itself. `cargo xtask help` lists it.
 //!
 //! `cargo xtask test` is all that CI runs, so that a green run here is a green run there: it installs what the steps
@@ -9,10 +10,17 @@ mod features;
 mod registries;
 mod steps;
 mod tools;
+=======
+//! What the project does to itself.
+
+mod debian;
+mod nsys;
+>>>>>>> nvtx
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+<<<<<<< HEAD
 const HELP: &str = "\
 cargo xtask <command>
 
@@ -55,4 +63,26 @@ fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
+=======
+/// Where tools that the tests need are put.
+fn tools() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")), PathBuf::from);
+    target.join("tools")
+}
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() != Some("nsys") {
+        eprintln!("cargo xtask nsys: get Nsight Systems for the tests");
+        return ExitCode::FAILURE;
+    }
+    match nsys::nsys(&tools()) {
+        Ok(program) => println!("{}", program.display()),
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+>>>>>>> nvtx
 }
