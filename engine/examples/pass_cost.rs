@@ -57,8 +57,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let read = median(&mut reads);
     println!("read      {read:8.3} ms  {:6.1} GB/s", bytes as f64 / read / 1e6);
     let one = median(&mut costs[0]);
+    let fast = costs[0][costs[0].len() / 20];
     for (costs, rows) in costs.iter_mut().zip(rows) {
         let cost = median(costs);
+        println!("  p5 {:.3} {:.2}", costs[costs.len() / 20], costs[costs.len() / 20] / fast);
         println!("{rows:3} rows  {cost:8.3} ms  {:6.2} x one row  {:6.2} x read", cost / one, cost / read);
     }
     let mut dense = Vec::new();

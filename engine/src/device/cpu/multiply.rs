@@ -75,7 +75,7 @@ impl Multiplier<'_> {
         });
     }
 
-    /// The panels of one thread's columns, each result given to `then`.
+    /// The panels of some columns, each result given to `then`.
     fn panels(
         &self,
         weights: &Packed,
