@@ -15,7 +15,7 @@ pub(crate) const OLD: &[&str] = &["PUSH", "POP", "MARK", "START", "STOP"];
 pub(crate) fn build(folder: &Path, name: &str, tag: &str, symbols: &[&str]) -> PathBuf {
     fs::create_dir_all(folder).unwrap();
     let library = folder.join(name);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/roctx/shim.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../backend-roctx/tests/roctx/shim.c");
     let compiled = Command::new("cc")
         .args(["-std=c11", "-O1", "-Wall", "-Werror", "-Wno-unused-variable", "-Wno-unused-function"])
         .args(["-shared", "-fPIC", &format!("-DTAG=\"{tag}\""), &format!("-Wl,-soname,{name}")])

@@ -50,6 +50,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());
 
     let mut completion = Completion::new((!args.print_ids).then(|| pair.tokenizer.stream()));
+    markers.markers().name_thread("phasemark");
     let generation = engine.generate(&request, markers.markers(), &mut |token| completion.emit(token))?;
     completion.finish(&generation.tokens)?;
 
