@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
+use backend_roctx::Roctx;
 use marker_core::conformance::{self, Call, Expect, Seen, Witness};
 use marker_core::{Detail, Label, Marker, Markers, range};
 
@@ -41,7 +42,8 @@ fn runs_the_suite() {
     if !child::is(SUITE) {
         return;
     }
-    let roctx = Box::leak(Box::new(child::search().load().unwrap()));
+    static ROCTX: OnceLock<Roctx> = OnceLock::new();
+    let roctx = ROCTX.get_or_init(|| child::search().load().unwrap());
     let log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
     let push = std::env::var("ROCTX_SHIM_PUSH").map_or(true, |answer| !answer.starts_with('-'));
     conformance::check(roctx, Expect { push, start: true }, Some(&Log(log, Mutex::new(0))));
