@@ -39,10 +39,10 @@ const SUITE: &str = "balance::runs_the_suite";
 #[test]
 #[ignore = "run by its parent"]
 fn runs_the_suite() {
+    static ROCTX: OnceLock<Roctx> = OnceLock::new();
     if !child::is(SUITE) {
         return;
     }
-    static ROCTX: OnceLock<Roctx> = OnceLock::new();
     let roctx = ROCTX.get_or_init(|| child::search().load().unwrap());
     let log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
     let push = std::env::var("ROCTX_SHIM_PUSH").map_or(true, |answer| !answer.starts_with('-'));

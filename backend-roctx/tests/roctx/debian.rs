@@ -142,11 +142,11 @@ const CHILD: &str = "debian::runs_with_the_real_library";
 #[test]
 #[ignore = "run by its parent"]
 fn runs_with_the_real_library() {
+    static ROCTX: OnceLock<Roctx> = OnceLock::new();
     if !child::is(CHILD) {
         return;
     }
     assert!(!Roctx::is_in_process());
-    static ROCTX: OnceLock<Roctx> = OnceLock::new();
     let roctx = ROCTX.get_or_init(|| Roctx::load().unwrap());
     let report = roctx.report();
     assert_eq!(report.place, Place::Library(NAME.into()));
