@@ -204,8 +204,8 @@ fn replay(name: &str, seen: &[Seen], left_open: usize) {
 }
 
 /// A label that lives as long as the process, as a range that is forgotten or dropped out of order needs.
-fn lasting(text: &str) -> &'static Label {
-    Box::leak(Box::new(Label::text(text)))
+fn lasting(text: &'static str) -> &'static Label {
+    intern(&text.into()).unwrap_or_else(|| Box::leak(Box::new(Label::text(text))))
 }
 
 #[allow(unsafe_code, reason = "`Range::enter` is what this suite must try")]
