@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::{Phase, Scope};
     use proptest::prelude::*;
+    use std::fmt::Write as _;
     use std::format;
     use std::string::String;
     extern crate std;
@@ -223,13 +224,13 @@ mod tests {
             let mode = Phase::from_wire(wire).unwrap();
             let mut fields = Fields::new(Scope::LAYER_RANGE);
             let mut text = String::from("ds4.layer_range");
-            if present & 1 != 0 { fields = fields.mode(mode); text += &format!(" mode={mode}"); }
-            if present & 2 != 0 { fields = fields.tokens(tokens); text += &format!(" tokens={tokens}"); }
+            if present & 1 != 0 { fields = fields.mode(mode); write!(text, " mode={mode}").unwrap(); }
+            if present & 2 != 0 { fields = fields.tokens(tokens); write!(text, " tokens={tokens}").unwrap(); }
             if present & 4 != 0 {
                 fields = fields.layers(begin..end);
-                text += &format!(" layer_begin={begin} layer_end={end}");
+                write!(text, " layer_begin={begin} layer_end={end}").unwrap();
             }
-            if present & 8 != 0 { fields = fields.device(device); text += &format!(" device={device}"); }
+            if present & 8 != 0 { fields = fields.device(device); write!(text, " device={device}").unwrap(); }
             let label = Label::new(fields);
             prop_assert_eq!(label.as_str(), &text);
             prop_assert_eq!(label.fields(), Some(&fields));
