@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! What the project does to itself. `cargo xtask help` lists it.
 //!
 //! `cargo xtask test` is all that CI runs, so that a green run here is a green run there: it installs what the steps
@@ -6,26 +5,22 @@
 
 #![forbid(unsafe_code)]
 
+mod debian;
 mod features;
+mod nsys;
 mod registries;
 mod steps;
 mod tools;
-=======
-//! What the project does to itself.
 
-mod debian;
-mod nsys;
->>>>>>> nvtx
-
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-<<<<<<< HEAD
 const HELP: &str = "\
 cargo xtask <command>
 
   test   install what is missing (as root on Debian; elsewhere say what to install), then run all that CI runs:
          format, clippy, every feature alone and together, docs, the proofs, the tests
+  nsys   fetch Nsight Systems into target/tools, for the tests that run under it, and print its path
   help   this text
 ";
 
@@ -34,6 +29,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["test"] => test(),
+        ["nsys"] => nsys(&root()).map(|program| println!("{}", program.display())),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -53,9 +49,16 @@ fn main() -> ExitCode {
 fn test() -> Result<(), String> {
     let root = root();
     tools::provide(tools::ALL)?;
+    nsys(&root)?;
     registries::check(&root)?;
     let packages = features::of_workspace(&root)?;
     steps::run(&root, &steps::all(&packages))
+}
+
+/// Sees to it that nsys is in `target/tools`, where the tests that run under it look; its path.
+fn nsys(root: &Path) -> Result<PathBuf, String> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    nsys::nsys(&target.join("tools")).map_err(|why| why.to_string())
 }
 
 /// The workspace's folder, from which all steps run, wherever `cargo xtask` was called.
@@ -63,26 +66,4 @@ fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
-=======
-/// Where tools that the tests need are put.
-fn tools() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")), PathBuf::from);
-    target.join("tools")
-}
-
-fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() != Some("nsys") {
-        eprintln!("cargo xtask nsys: get Nsight Systems for the tests");
-        return ExitCode::FAILURE;
-    }
-    match nsys::nsys(&tools()) {
-        Ok(program) => println!("{}", program.display()),
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
->>>>>>> nvtx
 }
