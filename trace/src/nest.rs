@@ -10,8 +10,6 @@ pub(crate) struct Nest<'t> {
 
 /// Where a range stands.
 pub(crate) struct Place {
-    /// The range directly around it.
-    pub(crate) parent: Option<usize>,
     /// How many are around it.
     pub(crate) depth: usize,
     /// A range that began before it and ended inside it.
@@ -38,7 +36,7 @@ impl<'t> Nest<'t> {
             overlaps = overlaps.or(Some(top));
             self.open.pop();
         }
-        let place = Place { parent: self.open.last().copied(), depth: self.open.len(), overlaps };
+        let place = Place { depth: self.open.len(), overlaps };
         self.open.push(index);
         place
     }
@@ -66,7 +64,13 @@ mod tests {
     fn parents(spans: &[(i64, i64)]) -> Vec<(Option<usize>, Option<usize>)> {
         let ranges = ranges(spans);
         let mut nest = Nest::new(&ranges);
-        (0..ranges.len()).map(|at| nest.enter(at)).map(|place| (place.parent, place.overlaps)).collect()
+        let parent = |nest: &Nest<'_>| nest.open.len().checked_sub(2).map(|above| nest.open[above]);
+        (0..ranges.len())
+            .map(|at| {
+                let overlaps = nest.enter(at).overlaps;
+                (parent(&nest), overlaps)
+            })
+            .collect()
     }
 
     #[test]

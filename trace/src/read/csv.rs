@@ -78,6 +78,9 @@ impl<R: BufRead> Table<R> {
         let failed = |source| Error::Read { file: file.to_owned(), source };
         let mut header = Vec::new();
         content.by_ref().take(ROW_MAX as u64).read_until(b'\n', &mut header).map_err(failed)?;
+        if !header.ends_with(b"\n") {
+            return Err(malformed(file, "line 1", "the file ends inside the names of its columns"));
+        }
         let mut reader = ::csv::ReaderBuilder::new().has_headers(false).from_reader(header.as_slice());
         let mut record = ::csv::StringRecord::new();
         reader.read_record(&mut record).map_err(|error| malformed(file, "line 1", error.to_string()))?;

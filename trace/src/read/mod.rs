@@ -34,7 +34,11 @@ pub fn read<P: AsRef<Path>>(files: &[P]) -> Result<Trace> {
             Content::Csv(content) => {
                 // rocprofv3's kernel and copy tables name no process: the files that do go first.
                 let table = csv::Table::open(file, content)?;
-                if table.names_processes() { table.read(&mut builder)? } else { later.push(table) }
+                if !table.names_processes() {
+                    later.push(table);
+                    continue;
+                }
+                table.read(&mut builder)?;
             }
             Content::Json(content) => json::read(file, content, &mut builder)?,
             Content::Sqlite => sqlite::read(file, &mut builder)?,
