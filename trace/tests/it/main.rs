@@ -1,10 +1,12 @@
 //! What `phasetrace` promises, asked of what real profilers wrote.
 #![allow(missing_docs)]
 
+mod big;
 mod cli;
 mod faults;
 mod hostile;
 mod merging;
+mod page;
 mod samples;
 
 use std::path::{Path, PathBuf};
