@@ -1,6 +1,7 @@
 //! Perfetto and Chrome JSON, which every trace viewer opens and the reader here reads back.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -62,7 +63,8 @@ pub fn write_to(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     for thread in trace.threads.iter().filter(|thread| !thread.name.is_empty()) {
         let pid = pids[thread.process as usize];
         let args = json!({"name": thread.name});
-        events.put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": thread.tid, "args": args}))?;
+        events
+            .put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": thread.tid, "args": args}))?;
     }
     for (id, range) in trace.ranges.iter().enumerate() {
         let process = trace.threads[range.thread as usize].process as usize;
@@ -148,17 +150,21 @@ impl Events<'_> {
         if let Launch::At(thread, _) | Launch::On(thread) = activity.launch
             && let Some(thread) = trace.threads.get(thread as usize)
         {
-            args += &format!(",\"launch_tid\":{}", thread.tid);
+            let _ = write!(args, ",\"launch_tid\":{}", thread.tid);
             if thread.process != activity.process {
-                args += &format!(",\"launch_pid\":{}", pids[thread.process as usize]);
+                let _ = write!(args, ",\"launch_pid\":{}", pids[thread.process as usize]);
             }
             if let Launch::At(_, at) = activity.launch {
-                args += &format!(",\"launch_ts\":{}", Microseconds(at.saturating_sub(zero)));
+                let _ = write!(args, ",\"launch_ts\":{}", Microseconds(at.saturating_sub(zero)));
             }
         }
         let comma = if std::mem::take(&mut self.first) { "\n" } else { ",\n" };
-        let (ts, dur) = (Microseconds(activity.start.saturating_sub(zero)), Microseconds(activity.duration()));
-        write!(self.out, "{comma}{head},\"tid\":{lane},\"ph\":\"X\",\"ts\":{ts},\"dur\":{dur},\"args\":{args}}}}}")
+        let (ts, dur) =
+            (Microseconds(activity.start.saturating_sub(zero)), Microseconds(activity.duration()));
+        write!(
+            self.out,
+            "{comma}{head},\"tid\":{lane},\"ph\":\"X\",\"ts\":{ts},\"dur\":{dur},\"args\":{args}}}}}"
+        )
     }
 }
 

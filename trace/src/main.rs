@@ -115,9 +115,13 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<u8, Error> {
                 Difference::Same { ranges: 0, .. } => {
                     (0, "same: neither holds a range of the vocabulary".to_owned())
                 }
-                Difference::Same { ranges, threads } => {
-                    (0, format!("same: {ranges} ranges on {threads} thread{}", if threads == 1 { "" } else { "s" }))
-                }
+                Difference::Same { ranges, threads } => (
+                    0,
+                    format!(
+                        "same: {ranges} ranges on {threads} thread{}",
+                        if threads == 1 { "" } else { "s" }
+                    ),
+                ),
                 Difference::Different(words) => (1, format!("different: {words}")),
             };
             writeln!(out, "{words}").map_err(standard_output)?;
@@ -149,7 +153,11 @@ fn print_check(trace: &Trace, report: &Report, out: &mut dyn Write) -> io::Resul
         }
         let left = findings.left_out(severity);
         if left > 0 {
-            writeln!(out, "... and {left} more {}", if severity == Severity::Note { "notes" } else { "findings" })?;
+            writeln!(
+                out,
+                "... and {left} more {}",
+                if severity == Severity::Note { "notes" } else { "findings" }
+            )?;
         }
     }
     let of = |count: u64, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });

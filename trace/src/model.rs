@@ -240,16 +240,14 @@ impl Labels {
         if self.texts.get(self.last as usize).is_some_and(|last| **last == *text) {
             return self.last;
         }
-        self.last = match self.index.get(text) {
-            Some(&at) => at,
-            None => {
-                let at = self.texts.len() as u32;
-                let kept: Arc<str> = text.into();
-                self.texts.push(Arc::clone(&kept));
-                self.index.insert(kept, at);
-                at
-            }
-        };
+        if let Some(&known) = self.index.get(text) {
+            self.last = known;
+        } else {
+            self.last = self.texts.len() as u32;
+            let kept: Arc<str> = text.into();
+            self.texts.push(Arc::clone(&kept));
+            self.index.insert(kept, self.last);
+        }
         self.last
     }
 
@@ -392,27 +390,21 @@ impl Trace {
     /// A thread as people know it: its number, its name and its domain.
     pub fn thread_name(&self, thread: u32) -> String {
         let Some(thread) = self.threads.get(thread as usize) else { return String::new() };
-        let mut name = format!("thread {}", thread.tid);
-        if !thread.name.is_empty() {
-            name += &format!(" ({})", printable(&thread.name));
-        }
-        if !thread.domain.is_empty() {
-            name += &format!(" domain {}", printable(&thread.domain));
-        }
-        name
+        let name = in_brackets(&thread.name);
+        let domain = if thread.domain.is_empty() {
+            String::new()
+        } else {
+            format!(" domain {}", printable(&thread.domain))
+        };
+        format!("thread {}{name}{domain}", thread.tid)
     }
 
     /// A process as people know it: its number, its host and its name.
     pub fn process_name(&self, process: u32) -> String {
         let Some(process) = self.processes.get(process as usize) else { return String::new() };
-        let mut name = format!("process {}", process.pid);
-        if !process.host.name().is_empty() {
-            name += &format!(" on {}", printable(process.host.name()));
-        }
-        if !process.name.is_empty() {
-            name += &format!(" ({})", printable(&process.name));
-        }
-        name
+        let host = process.host.name();
+        let host = if host.is_empty() { String::new() } else { format!(" on {}", printable(host)) };
+        format!("process {}{host}{}", process.pid, in_brackets(&process.name))
     }
 
     /// Where a range stands: its file, its row and its thread.
@@ -423,7 +415,12 @@ impl Trace {
         let process = self.threads.get(range.thread as usize).map_or(0, |thread| thread.process);
         let many = self.processes.len() > 1;
         let process = if many { format!("{}, ", self.process_name(process)) } else { String::new() };
-        format!("{}: {row} {}, {process}{}", file.unwrap_or_default(), range.row, self.thread_name(range.thread))
+        format!(
+            "{}: {row} {}, {process}{}",
+            file.unwrap_or_default(),
+            range.row,
+            self.thread_name(range.thread)
+        )
     }
 
     /// The earliest and the latest moment of each clock.
@@ -450,6 +447,11 @@ impl Trace {
         }
         spans
     }
+}
+
+/// A name behind a number, or nothing.
+fn in_brackets(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!(" ({})", printable(name)) }
 }
 
 /// `text` on one line, whatever it holds, with control characters escaped.

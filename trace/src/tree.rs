@@ -117,7 +117,8 @@ pub fn print(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
             tree.depth
         )?;
         // Depth-first without recursion: a hostile file nests as deep as it likes.
-        let mut todo: Vec<(usize, usize)> = tree.nodes[0].children.iter().rev().map(|&node| (node, 2)).collect();
+        let mut todo: Vec<(usize, usize)> =
+            tree.nodes[0].children.iter().rev().map(|&node| (node, 2)).collect();
         while let Some((at, depth)) = todo.pop() {
             line(trace, &tree.nodes[at], depth, out)?;
             todo.extend(tree.nodes[at].children.iter().rev().map(|&node| (node, depth + 1)));
@@ -139,7 +140,14 @@ const INDENT_MAX: usize = 40;
 fn line(trace: &Trace, node: &Node, depth: usize, out: &mut dyn Write) -> io::Result<()> {
     let label = trace.labels.get(node.label);
     let label = if label.is_empty() { "(empty label)".to_owned() } else { printable(label) };
-    write!(out, "{:indent$}{} x {label}  {}", "", node.count, duration(node.total), indent = 2 * depth.min(INDENT_MAX))?;
+    write!(
+        out,
+        "{:indent$}{} x {label}  {}",
+        "",
+        node.count,
+        duration(node.total),
+        indent = 2 * depth.min(INDENT_MAX)
+    )?;
     if node.count > 1 {
         let mean = node.total / i64::try_from(node.count).unwrap_or(i64::MAX);
         let (shortest, longest) = (duration(node.shortest), duration(node.longest));
@@ -166,10 +174,9 @@ fn print_device(trace: &Trace, attribution: &Attribution, out: &mut dyn Write) -
             duration(phase.gap)
         )?;
     }
-    for (what, owner) in [
-        ("launched outside any range", Owner::Outside),
-        ("of unknown launch", Owner::Unknown),
-    ] {
+    for (what, owner) in
+        [("launched outside any range", Owner::Outside), ("of unknown launch", Owner::Unknown)]
+    {
         let (time, count) = attribution.total(trace, |of| of == owner);
         if count > 0 {
             writeln!(out, "  {what}: {count} pieces, device {}", duration(time))?;

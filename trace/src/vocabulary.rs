@@ -247,9 +247,10 @@ fn fields_of(phase: &Phase) -> Result<(), String> {
     }
     let (fits, expected) = match phase.scope {
         Scope::Prefill => (mode <= Mode::Sparse, "exact or dense"),
-        Scope::SpecDecode => {
-            (mode >= Mode::ReferenceExact || mode == Mode::Unspecified, "reference_exact, sequential or batched")
-        }
+        Scope::SpecDecode => (
+            mode >= Mode::ReferenceExact || mode == Mode::Unspecified,
+            "reference_exact, sequential or batched",
+        ),
         // A remote shard's leaf has no parent to fit: any mode.
         _ => (true, ""),
     };
@@ -300,7 +301,10 @@ mod tests {
             ("ds4.draft tokens=", "not a number"),
             ("ds4.draft tokens=99999999999999999999", "not a number"),
             ("ds4.prefill mode=exakt tokens=1 layer_begin=0 layer_end=8 device=0", "unknown mode"),
-            ("ds4.prefill mode=verify tokens=1 layer_begin=0 layer_end=8 device=0", "expected exact or dense"),
+            (
+                "ds4.prefill mode=verify tokens=1 layer_begin=0 layer_end=8 device=0",
+                "expected exact or dense",
+            ),
             ("ds4.spec_decode mode=exact tokens=1 layer_begin=0 layer_end=8 device=0", "expected reference"),
             ("ds4.prefill tokens=1 mode=exact layer_begin=0 layer_end=8 device=0", "out of order"),
             ("ds4.prefill mode=exact mode=exact", "repeated"),

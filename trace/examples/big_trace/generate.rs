@@ -10,8 +10,8 @@ const REQUEST: u64 = 21;
 /// A range of the trace: its label and its times in nanoseconds.
 struct Row {
     label: &'static str,
-    start: u64,
-    end: u64,
+    start: i64,
+    end: i64,
 }
 
 const PREFILL: &str = "ds4.prefill mode=exact tokens=11 layer_begin=0 layer_end=8 device=0";
@@ -20,7 +20,7 @@ const SPEC: &str = "ds4.spec_decode mode=batched tokens=28 layer_begin=0 layer_e
 const VERIFY: &str = "ds4.layer_range mode=verify tokens=4 layer_begin=0 layer_end=8 device=0";
 
 /// The ranges of one request that begins at `zero`, parents first.
-fn request(zero: u64) -> Vec<Row> {
+fn request(zero: i64) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut at = zero;
     for (parent, leaf, passes) in [(PREFILL, EXACT, 11), (SPEC, VERIFY, 8)] {
@@ -36,7 +36,8 @@ fn request(zero: u64) -> Vec<Row> {
 
 /// Whole requests with at least `rows` ranges: every request's ranges, parents first.
 fn requests(rows: u64) -> impl Iterator<Item = Vec<Row>> {
-    (0..rows.div_ceil(REQUEST)).map(|at| request(1_000_000 + at * 25_000))
+    let requests = i64::try_from(rows.div_ceil(REQUEST)).unwrap_or(i64::MAX);
+    (0..requests).map(|at| request(1_000_000 + at * 25_000))
 }
 
 /// Writes rocprofv3's CSV with at least `rows` rows, in the order in which ranges end, and answers how many.
@@ -74,9 +75,9 @@ pub(crate) fn nsys(file: &Path, rows: u64) -> rusqlite::Result<u64> {
              endGlobalTid INTEGER, textId INTEGER, domainId INTEGER);
          BEGIN",
     )?;
-    let labels = [PREFILL, EXACT, SPEC, VERIFY];
-    for (id, label) in labels.iter().enumerate() {
-        database.execute("INSERT INTO StringIds VALUES (?1, ?2)", (id as i64, label))?;
+    let labels = [(0_i64, PREFILL), (1, EXACT), (2, SPEC), (3, VERIFY)];
+    for label in labels {
+        database.execute("INSERT INTO StringIds VALUES (?1, ?2)", label)?;
     }
     let mut count = 0;
     {
@@ -84,10 +85,10 @@ pub(crate) fn nsys(file: &Path, rows: u64) -> rusqlite::Result<u64> {
             "INSERT INTO NVTX_EVENTS (start, end, eventType, globalTid, textId, domainId)
              VALUES (?1, ?2, 59, ?3, ?4, 0)",
         )?;
-        let global = (1_i64 << 48) | (4242 << 24) | 4242;
+        let global = (1_i64 << 48) + (4242 << 24) + 4242;
         for row in requests(rows).flatten() {
-            let id = labels.iter().position(|label| *label == row.label).unwrap_or(0) as i64;
-            insert.execute((row.start as i64, row.end as i64, global, id))?;
+            let id = labels.iter().find(|(_, label)| *label == row.label).map_or(0, |(id, _)| *id);
+            insert.execute((row.start, row.end, global, id))?;
             count += 1;
         }
     }

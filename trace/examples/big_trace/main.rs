@@ -40,7 +40,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let import = format!(".import --csv '{}' t", file.display());
         sqlite.args([":memory:", &import, "SELECT count(*) FROM t"]);
     } else {
-        sqlite.arg(file).arg("SELECT count(*), sum(length(value)) FROM NVTX_EVENTS JOIN StringIds ON id = textId");
+        sqlite
+            .arg(file)
+            .arg("SELECT count(*), sum(length(value)) FROM NVTX_EVENTS JOIN StringIds ON id = textId");
     }
     let begin = Instant::now();
     match sqlite.output() {

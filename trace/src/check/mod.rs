@@ -68,12 +68,15 @@ struct Check<'t> {
     /// How many ranges of each label, and the first of them (index into the trace's ranges).
     seen: Vec<(u64, Option<&'t Range>)>,
     /// Layer passes by mode and tokens, then by layer range.
-    passes: HashMap<(Option<Mode>, Option<u64>), HashMap<(u32, u32), Passes<'t>>>,
+    passes: HashMap<Class, HashMap<(u32, u32), Passes<'t>>>,
     /// The end of the longest model that a prefill or a speculative decode names.
     model_end: u32,
     /// Prefills, speculative decodes and prefill leaves without a prefill around them.
     requests: Vec<(u32, i64, Step<'t>)>,
 }
+
+/// Mode and tokens of a pass.
+type Class = (Option<Mode>, Option<u64>);
 
 /// Passes over one layer range.
 struct Passes<'t> {
@@ -93,15 +96,7 @@ impl<'t> Check<'t> {
     fn new(trace: &'t Trace, findings: Findings) -> Self {
         let meanings: Vec<Meaning> = trace.labels.iter().map(vocabulary::read).collect();
         let seen = vec![(0, None); meanings.len()];
-        Check {
-            trace,
-            findings,
-            meanings,
-            seen,
-            passes: HashMap::new(),
-            model_end: 0,
-            requests: Vec::new(),
-        }
+        Check { trace, findings, meanings, seen, passes: HashMap::new(), model_end: 0, requests: Vec::new() }
     }
 
     fn add(&mut self, severity: Severity, at: Option<&Range>, text: impl FnOnce() -> String) {
@@ -223,10 +218,13 @@ impl<'t> Check<'t> {
                             } else {
                                 ""
                             };
-                            self.wrong(range, || format!("no ds4.prefill goes before it{leaves}; expected one"));
+                            self.wrong(range, || {
+                                format!("no ds4.prefill goes before it{leaves}; expected one")
+                            });
                         } else {
                             self.note(range, || {
-                                "the process has no prefill at all: the trace holds a part of the run".to_owned()
+                                "the process has no prefill at all: the trace holds a part of the run"
+                                    .to_owned()
                             });
                         }
                     }

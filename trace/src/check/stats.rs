@@ -31,7 +31,11 @@ pub fn counts<P: AsRef<Path>>(files: &[P]) -> Result<Counts> {
         let opened = File::open(file).map_err(|source| Error::Read { file: file.to_owned(), source })?;
         let stats: Stats = serde_json::from_reader(BufReader::new(opened)).map_err(|error| {
             let place = format!("line {} column {}", error.line(), error.column());
-            Error::Malformed { file: file.to_owned(), place, what: format!("no statistics of the engine: {error}") }
+            Error::Malformed {
+                file: file.to_owned(),
+                place,
+                what: format!("no statistics of the engine: {error}"),
+            }
         })?;
         for (phase, count) in stats.phases {
             let known = sum.entry(phase).or_default();
@@ -58,7 +62,9 @@ impl Check<'_> {
         for (phase, (emitted, seen)) in both {
             if emitted != seen {
                 self.add(Severity::Finding, None, || {
-                    format!("{seen} ranges of {phase}; expected {emitted}, which the engine says that it emitted")
+                    format!(
+                        "{seen} ranges of {phase}; expected {emitted}, which the engine says that it emitted"
+                    )
                 });
             }
         }

@@ -53,12 +53,14 @@ impl<'t> Check<'t> {
             }
             if let Some(phase) = phase {
                 self.stands_well(range, &phase, &frames);
-                let inside = frames.iter().any(|frame| frame.phase.is_some_and(|p| p.scope == Scope::Prefill));
+                let inside =
+                    frames.iter().any(|frame| frame.phase.is_some_and(|p| p.scope == Scope::Prefill));
                 self.count_pass(range, &phase);
                 self.count_request(range, &phase, inside);
                 // Passes belong to the nearest range of the vocabulary.
                 if phase.scope == Scope::LayerRange
-                    && let Some(frame) = frames.iter_mut().rev().find(|f| f.phase.is_some() || f.range.is_none())
+                    && let Some(frame) =
+                        frames.iter_mut().rev().find(|f| f.phase.is_some() || f.range.is_none())
                 {
                     self.pass(range, &phase, &mut frame.passes, &cycle);
                 }
@@ -87,13 +89,8 @@ impl<'t> Check<'t> {
     fn stands_well(&mut self, range: &'t Range, phase: &Phase, frames: &[Frame<'t>]) {
         let around = frames.iter().rev().find_map(|frame| Some((frame.range?, frame.phase?)));
         let leaf = phase.scope == Scope::LayerRange;
-        if leaf
-            && let Some((outer, _)) = frames
-                .iter()
-                .rev()
-                .find_map(|frame| Some((frame.range?, frame.phase?)))
-                .filter(|(_, phase)| phase.scope == Scope::LayerRange)
-        {
+        let is_leaf = |frame: &&Frame<'t>| frame.phase.is_some_and(|phase| phase.scope == Scope::LayerRange);
+        if leaf && let Some(outer) = frames.iter().rev().find(is_leaf).and_then(|frame| frame.range) {
             let (label, row) = (self.quote(outer), outer.row);
             self.wrong(range, || {
                 format!("a leaf inside the leaf {label} (row {row}); expected leaves never to nest")

@@ -83,9 +83,6 @@ impl<'b> Events<'b> {
         }
     }
 
-    /// The file turned out to be something else.
-    pub(super) fn abandon(self) {}
-
     fn process(&mut self, pid: u64) -> u32 {
         let clock = Clock::Private(self.source);
         self.builder.process(&self.host, pid, &clock)
@@ -210,7 +207,7 @@ impl<'b> Events<'b> {
         self.builder.finding(place, Some(label), what.to_owned());
     }
 
-    pub(super) fn finish(mut self, other: OtherData) {
+    pub(super) fn finish(mut self, other: &OtherData) {
         for (pid, tid, name) in std::mem::take(&mut self.names) {
             let process = self.process(pid);
             match tid {
@@ -228,7 +225,7 @@ impl<'b> Events<'b> {
         let base = other.base_unix_ns.as_ref().and_then(|base| text(Some(base))?.parse::<i64>().ok());
         let ours = other.producer.as_ref().is_some_and(|producer| producer == "phasemark");
         let program = text(other.program.as_ref()).unwrap_or_default();
-        self.builder.settle_processes(self.from.1, self.source, host, base);
+        self.builder.settle_processes(self.from.1, self.source, host.as_deref(), base);
         if ours {
             for at in self.from.1..self.builder.trace.processes.len() {
                 if self.builder.trace.processes[at].name.is_empty() {

@@ -151,7 +151,9 @@ impl<R: BufRead> Table<R> {
                 match reader.read_byte_record(&mut record) {
                     Ok(true) if record.len() == columns.len() => {
                         spans.clear();
-                        spans.extend((0..record.len()).filter_map(|at| record.range(at)).map(|r| (r.start, r.end)));
+                        spans.extend(
+                            (0..record.len()).filter_map(|at| record.range(at)).map(|r| (r.start, r.end)),
+                        );
                         taker.take(&Row { bytes: record.as_slice(), spans: &spans, line })?;
                     }
                     Ok(true) => {
@@ -182,7 +184,8 @@ impl<R: BufRead> Table<R> {
 /// The part of a path that the tables of one process share.
 fn stem(file: &Path) -> Option<PathBuf> {
     let name = file.file_name()?.to_str()?;
-    let known = ["_marker_api_trace", "_hip_api_trace", "_hsa_api_trace", "_kernel_trace", "_memory_copy_trace"];
+    let known =
+        ["_marker_api_trace", "_hip_api_trace", "_hsa_api_trace", "_kernel_trace", "_memory_copy_trace"];
     let end = known.iter().find_map(|suffix| name.find(suffix))?;
     Some(file.with_file_name(&name[..end]))
 }
@@ -238,7 +241,8 @@ impl<R: BufRead> Lines<'_, R> {
             }
             if self.next.is_empty() || self.row.len() > ROW_MAX {
                 let cut = !self.row.ends_with(b"\n") && self.next.is_empty();
-                let what = if cut { "the file ends inside this row" } else { "this row never ends as a row does" };
+                let what =
+                    if cut { "the file ends inside this row" } else { "this row never ends as a row does" };
                 return Err(malformed(
                     self.file,
                     format!("line {from}"),
@@ -255,7 +259,8 @@ impl<R: BufRead> Lines<'_, R> {
 /// Whether a line begins as a row does: a quoted word in capitals, and a comma.
 fn begins_row(line: &[u8]) -> bool {
     let Some(rest) = line.strip_prefix(b"\"") else { return false };
-    let word = rest.iter().take_while(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || **byte == b'_');
+    let word =
+        rest.iter().take_while(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || **byte == b'_');
     let length = word.count();
     length > 0 && rest[length..].starts_with(b"\",")
 }
@@ -383,18 +388,11 @@ impl Taker<'_> {
             None => self.process_of(tid),
         };
         let correlation = self.at.correlation.map(|at| self.integer(row, at)).transpose()?;
-        let (work, label) = match (self.what, self.at.text) {
-            (What::Kernels, Some(at)) => {
-                let file = self.file;
-                let name = row.field(at);
-                (Work::Kernel, self.builder.label(name, || format!("{}: line {line}", file.display())))
-            }
-            _ => {
-                let direction = self.columns.iter().position(|column| column == "Direction").unwrap_or(0);
-                let name = String::from_utf8_lossy(row.field(direction)).to_string();
-                (Work::Copy, self.builder.trace.labels.intern(&name))
-            }
-        };
+        let work = if self.what == What::Kernels { Work::Kernel } else { Work::Copy };
+        let direction = || self.columns.iter().position(|column| column == "Direction");
+        let name = row.field(self.at.text.or_else(direction).unwrap_or(0));
+        let file = self.file;
+        let label = self.builder.label(name, || format!("{}: line {line}", file.display()));
         let launch = match tid {
             Some(tid) => Launch::On(self.builder.thread(process, tid, "")),
             None => Launch::Unknown,

@@ -22,13 +22,12 @@ pub(super) fn read(file: &Path, content: impl Read, builder: &mut Builder) -> Re
         .and_then(|found| reader.end().map(|()| found))
         .map_err(|error| broken(file, error))?;
     if !found.tools.is_empty() {
-        events.abandon();
         return rocprof_json::take(file, source, found.tools, builder);
     }
     if !found.chrome {
         return Err(unknown(file, "it is JSON without rocprofiler-sdk-tool and without traceEvents"));
     }
-    events.finish(found.other);
+    events.finish(&found.other);
     Ok(())
 }
 

@@ -161,9 +161,10 @@ impl Builder {
     /// The one process with this pid where one of the two names no host.
     fn same_process(&self, host: &Host, pid: u64) -> Option<u32> {
         let named = matches!(host, Host::Named(_));
-        let mut others = self.booted.get(&pid)?.iter().copied().filter(|&other| {
-            matches!(self.trace.processes[other as usize].host, Host::Named(_)) != named
-        });
+        let mut others =
+            self.booted.get(&pid)?.iter().copied().filter(|&other| {
+                matches!(self.trace.processes[other as usize].host, Host::Named(_)) != named
+            });
         let first = others.next()?;
         others.next().is_none().then_some(first)
     }
@@ -224,13 +225,13 @@ impl Builder {
     }
 
     /// Gives the processes that a file made, from index `from` on, the host and clock that it told at its end.
-    fn settle_processes(&mut self, from: usize, source: u16, host: Option<String>, base: Option<i64>) {
+    fn settle_processes(&mut self, from: usize, source: u16, host: Option<&str>, base: Option<i64>) {
         let clock = if base.is_some() { Clock::Unix } else { Clock::Private(source) };
         self.clock(source, clock.clone(), base.unwrap_or(0));
         for process in self.trace.processes.iter_mut().skip(from) {
             process.clock = clock.clone();
-            if let Some(host) = &host {
-                process.host = Host::Named(host.clone());
+            if let Some(host) = host {
+                process.host = Host::Named(host.to_owned());
             }
         }
     }
@@ -241,19 +242,13 @@ impl Builder {
 
     /// Interns the text of a label; bytes that are no UTF-8 are replaced and reported.
     fn label(&mut self, bytes: &[u8], place: impl Fn() -> String) -> u32 {
-        match str::from_utf8(bytes) {
-            Ok(text) => self.trace.labels.intern(text),
-            Err(_) => {
-                let text = String::from_utf8_lossy(bytes);
-                self.observe(Severity::Finding, || Finding {
-                    severity: Severity::Finding,
-                    place: place(),
-                    label: Some(text.to_string()),
-                    text: "the label is not UTF-8; what could not be read is shown as \u{fffd}".to_owned(),
-                });
-                self.trace.labels.intern(&text)
-            }
+        if let Ok(text) = str::from_utf8(bytes) {
+            return self.trace.labels.intern(text);
         }
+        let text = String::from_utf8_lossy(bytes);
+        let what = "the label is not UTF-8; what could not be read is shown as \u{fffd}";
+        self.finding(place(), Some(&text), what.to_owned());
+        self.trace.labels.intern(&text)
     }
 
     fn observe(&mut self, severity: Severity, words: impl FnOnce() -> Finding) {
@@ -282,9 +277,9 @@ impl Builder {
         let Some(source) = self.trace.sources.len().checked_sub(1) else { return };
         let ranges = self.trace.ranges.get(self.file_from..).unwrap_or_default();
         let Some(first) = ranges.first() else { return };
-        let span = ranges.iter().fold((i64::MAX, i64::MIN), |span, range| {
-            (span.0.min(range.start), span.1.max(range.end))
-        });
+        let span = ranges
+            .iter()
+            .fold((i64::MAX, i64::MIN), |span, range| (span.0.min(range.start), span.1.max(range.end)));
         let process = self.trace.threads[first.thread as usize].process;
         let fingerprint = (ranges.len(), span.0, span.1, process);
         if let Some(&earlier) = self.fingerprints.get(&fingerprint) {
@@ -321,7 +316,9 @@ impl Builder {
             let (this, first) = (name(at), name(0));
             self.note(
                 this,
-                format!("its clock cannot be aligned with that of {first}: times are compared within each only"),
+                format!(
+                    "its clock cannot be aligned with that of {first}: times are compared within each only"
+                ),
             );
         }
     }

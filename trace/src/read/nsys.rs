@@ -19,6 +19,7 @@ const START_END: i64 = 60;
 const DOMAIN: i64 = 75;
 
 const EVENTS: &str = "NVTX_EVENTS";
+const CALLS: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 
 pub(super) fn read(database: &Database<'_>, tables: &[String], builder: &mut Builder) -> Result<()> {
     let file = database.file;
@@ -46,6 +47,7 @@ pub(super) fn read(database: &Database<'_>, tables: &[String], builder: &mut Bui
         clock,
         end_of_session: duration(database, tables)?,
         strings: Strings { known: HashMap::new() },
+        last: None,
         builder,
     };
     reader.strings(tables)?;
@@ -104,6 +106,8 @@ struct Reader<'a> {
     clock: Clock,
     end_of_session: Option<i64>,
     strings: Strings,
+    /// The last event's global thread and domain, and the index of its thread.
+    last: Option<((i64, i64), u32)>,
     builder: &'a mut Builder,
 }
 
@@ -205,8 +209,12 @@ impl Reader<'_> {
         };
         let global = self.database.integer(row, 6, EVENTS)?.unwrap_or(0);
         let domain = self.database.integer(row, 7, EVENTS)?.unwrap_or(0);
-        let domain = domains.get(&domain).map_or("", String::as_str);
-        let thread = self.thread(global, domain);
+        // Events come in runs of one thread.
+        let thread = match self.last {
+            Some((last, thread)) if last == (global, domain) => thread,
+            _ => self.thread(global, domains.get(&domain).map_or("", String::as_str)),
+        };
+        self.last = Some(((global, domain), thread));
         let mut range = plain(start, end.unwrap_or(start), label, thread, row_number(id), self.source, kind);
         if kind != Kind::Mark {
             // Never closed: no end, or exactly the session's.
@@ -228,7 +236,8 @@ impl Reader<'_> {
         let query = database.select(TABLE, &[], &["nameId", "globalTid"])?;
         database.rows(&query, TABLE, &mut |row| {
             Ok((|| {
-                let name = database.integer(row, 1, TABLE)?.and_then(|id| self.strings.known.get(&id).copied());
+                let name =
+                    database.integer(row, 1, TABLE)?.and_then(|id| self.strings.known.get(&id).copied());
                 if let (Some(label), Some(global)) = (name, database.integer(row, 2, TABLE)?) {
                     let process = self.process(global);
                     let name = self.builder.trace.labels.get(label).to_owned();
@@ -263,7 +272,9 @@ impl Reader<'_> {
                     let correlation = database.integer(row, 5, table)?.map(i64::cast_unsigned);
                     let label = match (work, table.ends_with("TRACE")) {
                         (Work::Kernel, false) => self.strings.known.get(&name).copied(),
-                        (Work::Kernel, true) => Some(self.builder.trace.labels.intern(&format!("graph {name}"))),
+                        (Work::Kernel, true) => {
+                            Some(self.builder.trace.labels.intern(&format!("graph {name}")))
+                        }
                         (Work::Copy, _) => Some(self.builder.trace.labels.intern(copy_name(name))),
                         (Work::Memset, _) => Some(self.builder.trace.labels.intern("memset")),
                     };
@@ -292,7 +303,6 @@ impl Reader<'_> {
                 })())
             })?;
         }
-        const CALLS: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
         if wanted.is_empty() || !tables.iter().any(|table| table == CALLS) {
             return Ok(());
         }

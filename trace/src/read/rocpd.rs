@@ -196,7 +196,8 @@ impl Reader<'_> {
                     let event = database.integer(row, 5, &table)?.unwrap_or(0);
                     return Err(self.dangling(&table, id, "event_id", event));
                 }
-                let &name = self.strings.get(&name).ok_or_else(|| self.dangling(&table, id, "name_id", name))?;
+                let &name =
+                    self.strings.get(&name).ok_or_else(|| self.dangling(&table, id, "name_id", name))?;
                 let &(process, tid) =
                     self.threads.get(&tid).ok_or_else(|| self.dangling(&table, id, "tid", tid))?;
                 let thread = self.builder.thread(process, tid, "");
@@ -260,7 +261,8 @@ impl Reader<'_> {
                 let process = database.needed(row, 1, &table)?;
                 let &process =
                     self.processes.get(&process).ok_or_else(|| self.dangling(&table, id, "pid", process))?;
-                let thread = database.integer(row, 2, &table)?.and_then(|tid| self.threads.get(&tid).copied());
+                let thread =
+                    database.integer(row, 2, &table)?.and_then(|tid| self.threads.get(&tid).copied());
                 let (start, end) = (database.needed(row, 3, &table)?, database.needed(row, 4, &table)?);
                 let name = database.needed(row, 5, &table)?;
                 let known = if kernels { names.get(&name) } else { self.strings.get(&name) };
@@ -277,7 +279,8 @@ impl Reader<'_> {
                 };
                 let work = if kernels { Work::Kernel } else { Work::Copy };
                 let (row, source) = (row_number(id), self.source);
-                let activity = Activity { work, start, end, label, process, device, stream, launch, row, source };
+                let activity =
+                    Activity { work, start, end, label, process, device, stream, launch, row, source };
                 self.builder.activity(activity, None);
                 Ok(())
             })())

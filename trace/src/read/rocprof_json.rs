@@ -101,16 +101,20 @@ struct Dispatch {
     end_timestamp: i64,
     #[serde(default)]
     thread_id: Option<u64>,
-    dispatch_info: DispatchInfo,
+    #[serde(rename = "dispatch_info")]
+    info: Info,
     #[serde(default)]
     stream_id: Option<Handle>,
 }
 
 #[derive(Deserialize)]
-struct DispatchInfo {
-    agent_id: Handle,
-    queue_id: Handle,
-    kernel_id: u64,
+struct Info {
+    #[serde(rename = "agent_id")]
+    agent: Handle,
+    #[serde(rename = "queue_id")]
+    queue: Handle,
+    #[serde(rename = "kernel_id")]
+    kernel: u64,
 }
 
 #[derive(Deserialize)]
@@ -205,23 +209,23 @@ fn take_process(file: &Path, source: u16, process: u32, tool: &Tool, builder: &m
     let symbols: HashMap<u64, &Symbol> = tool.kernel_symbols.iter().map(|s| (s.kernel_id, s)).collect();
     for (at, record) in records.kernel_dispatch.iter().enumerate() {
         let row = u32::try_from(at + 1).unwrap_or(u32::MAX);
-        let Some(symbol) = symbols.get(&record.dispatch_info.kernel_id) else {
+        let Some(symbol) = symbols.get(&record.info.kernel) else {
             return Err(malformed(
                 file,
                 format!("kernel_dispatch record {row}"),
-                format!("kernel_id {} is not among the kernel_symbols", record.dispatch_info.kernel_id),
+                format!("kernel_id {} is not among the kernel_symbols", record.info.kernel),
             ));
         };
         let formatted = &symbol.formatted_kernel_name;
         let name = if formatted.is_empty() { &symbol.kernel_name } else { formatted };
-        let stream = record.stream_id.unwrap_or(record.dispatch_info.queue_id).number();
+        let stream = record.stream_id.unwrap_or(record.info.queue).number();
         let activity = Activity {
             work: Work::Kernel,
             start: record.start_timestamp,
             end: record.end_timestamp,
             label: builder.trace.labels.intern(name),
             process,
-            device: record.dispatch_info.agent_id.number(),
+            device: record.info.agent.number(),
             stream,
             launch: launch(builder, record.correlation_id, record.thread_id),
             row,

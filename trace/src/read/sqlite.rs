@@ -23,7 +23,8 @@ pub(super) fn read(file: &Path, builder: &mut Builder) -> Result<()> {
     if tables.iter().any(|table| nsys.contains(&table.as_str())) {
         return nsys::read(&database, &tables, builder);
     }
-    let what = if tables.is_empty() { "it is SQLite without a table" } else { "it is SQLite of something else" };
+    let what =
+        if tables.is_empty() { "it is SQLite without a table" } else { "it is SQLite of something else" };
     Err(unknown(file, what))
 }
 
@@ -75,7 +76,11 @@ impl<'f> Database<'f> {
         let columns = self.columns(table)?;
         let has = |name: &str| columns.iter().any(|column| column == name);
         if let Some(missing) = needed.iter().find(|name| !has(name)) {
-            return Err(malformed(self.file, format!("table {table}"), format!("there is no column {missing}")));
+            return Err(malformed(
+                self.file,
+                format!("table {table}"),
+                format!("there is no column {missing}"),
+            ));
         }
         let mut list: Vec<String> = needed.iter().map(|name| quoted(name)).collect();
         list.extend(optional.iter().map(|name| if has(name) { quoted(name) } else { "NULL".to_owned() }));
@@ -145,7 +150,11 @@ impl<'f> Database<'f> {
             ValueRef::Blob(_) => "a blob",
         };
         let id: i64 = row.get(0).unwrap_or(0);
-        malformed(self.file, format!("table {table} row {id}"), format!("{column} holds {found}, expected {expected}"))
+        malformed(
+            self.file,
+            format!("table {table} row {id}"),
+            format!("{column} holds {found}, expected {expected}"),
+        )
     }
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::check::{Counts, Report, check};
 use crate::diff::{Difference, diff};
 use crate::gpu::{Attribution, Owner, attribute};
-use crate::model::{Clock, Finding, Kind, Range, Severity, Trace};
+use crate::model::{Activity, Clock, Finding, Kind, Range, Severity, Trace};
 use crate::nest::Nest;
 use crate::{Error, Result};
 
@@ -117,7 +117,8 @@ pub fn write(first: &mut Trace, stats: Option<&Counts>, second: Option<Trace>, f
         match diff(("the first run", first), ("the second run", second)) {
             Difference::Same { ranges, threads } => {
                 page.same = Some(true);
-                page.difference = format!("the same phases: {ranges} ranges on {threads} threads");
+                let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+                page.difference = format!("the same phases: {ranges} ranges on {threads}");
             }
             Difference::Different(words) => {
                 page.same = Some(false);
@@ -218,16 +219,17 @@ fn lanes(trace: &Trace, attribution: &Attribution) -> (Vec<Lane>, usize) {
                     not_drawn += 1;
                     continue;
                 }
-                let row = if row == usize::MAX { packed.row(range.start, range.end) } else { row.min(ROWS_MAX) };
+                let row =
+                    if row == usize::MAX { packed.row(range.start, range.end) } else { row.min(ROWS_MAX) };
                 lane.rows = lane.rows.max(row + 1);
                 let start = range.start.saturating_sub(zero(thread.process));
-                let (label, row) = (i64::from(range.label), row as i64);
+                let (label, row) = (i64::from(range.label), number(row));
                 lane.items.extend([start, range.duration(), label, row, i64::from(range.row), -1]);
             }
             lanes.insert((thread.process, 0, u64::from(index), kind as u64), lane);
         }
     }
-    let shortest = shortest_drawn(trace.activities.iter().map(|activity| activity.duration()));
+    let shortest = shortest_drawn(trace.activities.iter().map(Activity::duration));
     let mut rows: BTreeMap<(u32, u8, u64, u64), Packed> = BTreeMap::new();
     for (activity, owner) in trace.activities.iter().zip(&attribution.owners) {
         if activity.duration() < shortest {
@@ -244,7 +246,7 @@ fn lanes(trace: &Trace, attribution: &Attribution) -> (Vec<Lane>, usize) {
         let start = activity.start.saturating_sub(zero(activity.process));
         let owner = owner.range().map_or(-1, |range| i64::from(trace.ranges[range].label));
         let label = i64::from(activity.label);
-        lane.items.extend([start, activity.duration(), label, row as i64, i64::from(activity.row), owner]);
+        lane.items.extend([start, activity.duration(), label, number(row), i64::from(activity.row), owner]);
     }
     (lanes.into_values().collect(), not_drawn)
 }
@@ -254,6 +256,11 @@ fn lane(trace: &Trace, process: u32, title: String, device: bool, source: usize)
         format!("{}, {}", source.file.display(), source.format.row_name())
     });
     Lane { process: trace.process_name(process), title, device, rows: 1, items: Vec::new(), file }
+}
+
+/// A row of a lane as the page takes it.
+fn number(row: usize) -> i64 {
+    i64::try_from(row).unwrap_or(i64::MAX)
 }
 
 /// The duration below which ranges are left out so that at most [`DRAWN_MAX`] or so are drawn.
@@ -277,7 +284,8 @@ struct Packed {
 impl Packed {
     /// The first row that is free at `start`.
     fn row(&mut self, start: i64, end: i64) -> usize {
-        let row = self.ends.iter().position(|&busy| busy <= start).unwrap_or(self.ends.len()).min(ROWS_MAX - 1);
+        let row =
+            self.ends.iter().position(|&busy| busy <= start).unwrap_or(self.ends.len()).min(ROWS_MAX - 1);
         if row == self.ends.len() {
             self.ends.push(end);
         } else {

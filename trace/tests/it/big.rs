@@ -21,7 +21,10 @@ fn check_within_limit(file: &Path, rows: u64) {
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert_eq!(done.status.code(), Some(0), "{out}{err}");
-    assert!(out.starts_with(&format!("{rows} ranges, 0 marks on 1 thread of 1 process: 0 findings")), "{out}");
+    assert!(
+        out.starts_with(&format!("{rows} ranges, 0 marks on 1 thread of 1 process: 0 findings")),
+        "{out}"
+    );
 }
 
 #[test]

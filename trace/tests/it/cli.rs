@@ -32,7 +32,8 @@ fn check_takes_the_engine_s_counts_of_several_processes() {
     let one = folder.path().join("one.json");
     let two = folder.path().join("two.json");
     std::fs::write(&one, r#"{"tokens": 28, "phases": {"ds4.prefill exact": 1, "ds4.layer_range exact": 11, "ds4.layer_range verify": 8, "ds4.spec_decode batched": 1, "mine": 4}}"#).unwrap();
-    std::fs::write(&two, r#"{"phases": {"ds4.layer_range exact": 11, "ds4.layer_range verify": 8}}"#).unwrap();
+    std::fs::write(&two, r#"{"phases": {"ds4.layer_range exact": 11, "ds4.layer_range verify": 8}}"#)
+        .unwrap();
     let (one, two) = (one.to_str().unwrap(), two.to_str().unwrap());
     let shards = path("nsys-2023.4.4/shards/trace.sqlite");
     assert_eq!(phasetrace(&["check", &shards, "--stats", one, "--stats", two]).status.code(), Some(0));
@@ -48,7 +49,8 @@ fn check_takes_the_engine_s_counts_of_several_processes() {
 
 #[test]
 fn diff_exits_with_whether_they_are_the_same() {
-    let (a, b) = (path("rocprofv3-0.5.0/shards/trace_results.json"), path("nsys-2022.4.2/shards/trace.sqlite"));
+    let (a, b) =
+        (path("rocprofv3-0.5.0/shards/trace_results.json"), path("nsys-2022.4.2/shards/trace.sqlite"));
     let done = phasetrace(&["diff", &a, &b]);
     assert_eq!((done.status.code(), done.stdout), (Some(0), b"same: 40 ranges on 1 thread\n".to_vec()));
     let done = phasetrace(&["diff", &a, &path("nsys-2022.4.2/spec/trace.sqlite")]);

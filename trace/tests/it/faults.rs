@@ -117,9 +117,15 @@ fn a_dropped_range_that_only_the_engine_knows_of() {
 
 #[test]
 fn a_swapped_label() {
-    let (_folder, file) = broken("spec", |rows| rows[14] = with_label(&rows[14], "mode=verify", "mode=exact"));
+    let (_folder, file) =
+        broken("spec", |rows| rows[14] = with_label(&rows[14], "mode=verify", "mode=exact"));
     let report = checked(&[&file], None);
-    named(findings(&report)[0], &file, 16, "mode=exact inside ds4.spec_decode batched (row 22); expected mode=verify");
+    named(
+        findings(&report)[0],
+        &file,
+        16,
+        "mode=exact inside ds4.spec_decode batched (row 22); expected mode=verify",
+    );
 
     let (_folder, file) = broken("spec", |rows| rows[3] = with_label(&rows[3], "mode=exact", "mode=dense"));
     let report = checked(&[&file], None);

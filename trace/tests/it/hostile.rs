@@ -131,7 +131,10 @@ fn json_is_refused_by_line_and_column() {
         assert!(text.contains("line 1 column "), "{text}");
     }
     let deep = "[".repeat(100_000);
-    assert!(refused_bytes(format!("{{\"traceEvents\":[{{\"args\": {deep}").as_bytes()).contains("recursion limit"));
+    assert!(
+        refused_bytes(format!("{{\"traceEvents\":[{{\"args\": {deep}").as_bytes())
+            .contains("recursion limit")
+    );
 }
 
 const HEADER: &str = "\"Domain\",\"Function\",\"Process_Id\",\"Thread_Id\",\"Correlation_Id\",\"Start_Timestamp\",\"End_Timestamp\"\n";
@@ -158,7 +161,10 @@ fn csv_is_read_whole_or_refused_by_row() {
     for (rows, why) in [
         ("\"MARKER_CORE_API\",\"a\",7,7,1,10\n", "line 2: this row never ends"),
         ("\"MARKER_CORE_API\",\"a\",7,7,1,10,x\n", "line 2: this row never ends"),
-        ("\"MARKER_CORE_API\",\"a\",7,7,1,10,20\n\"MARKER_CORE_API\",\"b", "line 3: the file ends inside this row"),
+        (
+            "\"MARKER_CORE_API\",\"a\",7,7,1,10,20\n\"MARKER_CORE_API\",\"b",
+            "line 3: the file ends inside this row",
+        ),
         ("\"MARKER_CORE_API\",\"a\",x,7,1,10,20\n", "line 2: Process_Id is \"x\", expected a number"),
         ("\"MARKER_CORE_API\",\"a\",7,7,1,10,18446744073709551615\n", "End_Timestamp is beyond any clock"),
         (
@@ -215,14 +221,42 @@ const RUN: &str = "0000002a_7037_7037_88a3_07910a9237bd";
 fn a_database_is_refused_by_table_and_row() {
     for (from, sql, why) in [
         (NSYS, "DROP TABLE NVTX_EVENTS", "there is no table NVTX_EVENTS"),
-        (NSYS, "ALTER TABLE NVTX_EVENTS DROP COLUMN eventType", "table NVTX_EVENTS: there is no column eventType"),
-        (NSYS, "UPDATE NVTX_EVENTS SET start = 'noon' WHERE rowid = 3", "row 3: start holds a text, expected a whole number"),
-        (NSYS, "UPDATE NVTX_EVENTS SET textId = 'name', text = NULL WHERE rowid = 4", "row 4: textId holds a text"),
-        (NSYS, "UPDATE NVTX_EVENTS SET textId = 99, text = NULL WHERE rowid = 4", "row 4: textId 99 is not in StringIds"),
-        (NSYS, "UPDATE NVTX_EVENTS SET text = x'00ff' WHERE rowid = 5", "row 5: text holds a blob, expected a text"),
+        (
+            NSYS,
+            "ALTER TABLE NVTX_EVENTS DROP COLUMN eventType",
+            "table NVTX_EVENTS: there is no column eventType",
+        ),
+        (
+            NSYS,
+            "UPDATE NVTX_EVENTS SET start = 'noon' WHERE rowid = 3",
+            "row 3: start holds a text, expected a whole number",
+        ),
+        (
+            NSYS,
+            "UPDATE NVTX_EVENTS SET textId = 'name', text = NULL WHERE rowid = 4",
+            "row 4: textId holds a text",
+        ),
+        (
+            NSYS,
+            "UPDATE NVTX_EVENTS SET textId = 99, text = NULL WHERE rowid = 4",
+            "row 4: textId 99 is not in StringIds",
+        ),
+        (
+            NSYS,
+            "UPDATE NVTX_EVENTS SET text = x'00ff' WHERE rowid = 5",
+            "row 5: text holds a blob, expected a text",
+        ),
         (NSYS, "UPDATE NVTX_EVENTS SET globalTid = 1.5 WHERE rowid = 6", "row 6: globalTid holds a fraction"),
-        (NSYS, "UPDATE NVTX_EVENTS SET text = CAST(zeroblob(20000000) AS TEXT) WHERE rowid = 5", "table NVTX_EVENTS"),
-        (KERNELS, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 7777", "name 7777 is not in StringIds"),
+        (
+            NSYS,
+            "UPDATE NVTX_EVENTS SET text = CAST(zeroblob(20000000) AS TEXT) WHERE rowid = 5",
+            "table NVTX_EVENTS",
+        ),
+        (
+            KERNELS,
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 7777",
+            "name 7777 is not in StringIds",
+        ),
         (KERNELS, "DELETE FROM StringIds WHERE id = 41", "name 41 is not in StringIds"),
     ] {
         let (_folder, file) = database(from, sql);
@@ -231,7 +265,10 @@ fn a_database_is_refused_by_table_and_row() {
     }
     for (change, why) in [
         ("DROP TABLE rocpd_string_RUN", "there is no table rocpd_string_RUN"),
-        ("UPDATE rocpd_region_RUN SET tid = 77 WHERE id = 4", "row 4: tid 77 names a row that does not exist"),
+        (
+            "UPDATE rocpd_region_RUN SET tid = 77 WHERE id = 4",
+            "row 4: tid 77 names a row that does not exist",
+        ),
         ("UPDATE rocpd_region_RUN SET event_id = 999 WHERE id = 4", "row 4: event_id 999 names a row"),
         ("UPDATE rocpd_region_RUN SET start = 'x' WHERE id = 4", "row 4: start holds a text"),
         ("UPDATE rocpd_event_RUN SET extdata = '{' WHERE id = 5", "extdata is not JSON"),
@@ -287,7 +324,8 @@ fn cyclic_parents_end() {
     let sql = format!("UPDATE rocpd_event_{RUN} SET parent_stack_id = stack_id");
     let (_folder, file) = database(ROCPD, &sql);
     assert!(checked(&[&file], None).is_fine(), "what lies inside what is told by time");
-    let (_folder, file) = database(ROCPD, "CREATE VIEW a AS SELECT * FROM b; CREATE VIEW b AS SELECT * FROM a");
+    let (_folder, file) =
+        database(ROCPD, "CREATE VIEW a AS SELECT * FROM b; CREATE VIEW b AS SELECT * FROM a");
     assert!(checked(&[&file], None).is_fine(), "views are not asked");
 }
 
@@ -316,12 +354,20 @@ fn a_range_that_nsys_saw_no_end_of_is_found() {
 
 #[test]
 fn extreme_times_do_not_overflow() {
-    let far = format!("\"MARKER_CORE_API\",\"a\",7,7,1,0,{}\n\"MARKER_CORE_API\",\"b\",7,7,1,{},5\n", i64::MAX, i64::MAX);
+    let far = format!(
+        "\"MARKER_CORE_API\",\"a\",7,7,1,0,{}\n\"MARKER_CORE_API\",\"b\",7,7,1,{},5\n",
+        i64::MAX,
+        i64::MAX
+    );
     let (_folder, file) = written("x", &csv(&far));
     ask(&file).unwrap();
     for (start, end) in [(i64::MIN, i64::MAX), (i64::MAX, i64::MIN), (i64::MAX, i64::MAX)] {
-        let (_folder, file) =
-            database(KERNELS, &format!("UPDATE NVTX_EVENTS SET start = {start}, end = {end}; UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = {start}, end = {end}"));
+        let (_folder, file) = database(
+            KERNELS,
+            &format!(
+                "UPDATE NVTX_EVENTS SET start = {start}, end = {end}; UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = {start}, end = {end}"
+            ),
+        );
         ask(&file).unwrap();
     }
     let (_folder, file) = written(
@@ -340,4 +386,28 @@ fn a_chain_as_deep_as_the_file_is_long() {
     }
     let (_folder, file) = written("x", &csv(&rows));
     ask(&file).unwrap();
+}
+
+/// What fuzzing began with and what it found, replayed without a fuzzer.
+#[test]
+fn the_fuzz_corpus() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let mut read_well = 0;
+    let mut all = 0;
+    for target in std::fs::read_dir(corpus).unwrap() {
+        let target = target.unwrap().path();
+        let mut good = false;
+        for file in std::fs::read_dir(&target).unwrap() {
+            let file = file.unwrap().path();
+            all += 1;
+            let answer = ask(&file);
+            read_well += u32::from(answer.is_ok());
+            if file.file_name().unwrap() == "good" {
+                answer.unwrap();
+                good = true;
+            }
+        }
+        assert!(good, "{} holds no good file", target.display());
+    }
+    assert!(all >= 38 && read_well >= 15, "{read_well} of {all}");
 }

@@ -1,5 +1,5 @@
 //! What `phasetrace` promises, asked of what real profilers wrote.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod big;
 mod cli;

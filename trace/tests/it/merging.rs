@@ -185,7 +185,11 @@ fn an_exported_trace_is_read_back_the_same() {
             let out = folder.path().join("out.json");
             trace::export::write(&trace, &out).unwrap();
             let back = read(&out);
-            assert!(matches!(diff(("a", &trace), ("b", &back)), Difference::Same { .. }), "{}", file.display());
+            assert!(
+                matches!(diff(("a", &trace), ("b", &back)), Difference::Same { .. }),
+                "{}",
+                file.display()
+            );
             let shape = |trace: &trace::model::Trace| {
                 let zero = trace.ranges.iter().map(|range| range.start).min().unwrap();
                 trace

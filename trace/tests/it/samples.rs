@@ -48,11 +48,8 @@ fn spec_is_a_prefill_of_eleven_and_a_decode_of_eight_passes() {
 
 #[test]
 fn target_is_a_prefill_and_fifteen_decode_leaves_at_the_top() {
-    let expected = [
-        (1, 1, PREFILL.to_owned()),
-        (2, 11, leaf("exact", 1, 0, 8, 0)),
-        (1, 15, leaf("decode", 1, 0, 8, 0)),
-    ];
+    let expected =
+        [(1, 1, PREFILL.to_owned()), (2, 11, leaf("exact", 1, 0, 8, 0)), (1, 15, leaf("decode", 1, 0, 8, 0))];
     for file in samples_of("target") {
         assert_eq!(lines(&file), expected, "{}", file.display());
     }
@@ -124,7 +121,9 @@ fn edges_has_what_each_profiler_kept_of_it() {
         let trace = read(&file);
         let labels: Vec<&str> = trace.ranges.iter().map(|range| trace.label(range)).collect();
         let nsys = file.extension().unwrap() == "sqlite";
-        for label in ["quote \" and\nnewline", "naïve café 日本", "", "outer", "inner", "child of never closed"] {
+        for label in
+            ["quote \" and\nnewline", "naïve café 日本", "", "outer", "inner", "child of never closed"]
+        {
             assert!(labels.contains(&label), "{}: {label:?} of {labels:?}", file.display());
         }
         assert_eq!(labels.contains(&"never closed"), nsys, "{}", file.display());
@@ -133,7 +132,12 @@ fn edges_has_what_each_profiler_kept_of_it() {
         // CSV does not tell a started range from a pushed one; the other two do.
         let csv = file.extension().unwrap() == "csv";
         let free: Vec<&str> = trace.of_kind(Kind::Free).iter().map(|range| trace.label(range)).collect();
-        assert_eq!(free.as_slice(), if csv { &[][..] } else { &["ds4.request id=7"][..] }, "{}", file.display());
+        assert_eq!(
+            free.as_slice(),
+            if csv { &[][..] } else { &["ds4.request id=7"][..] },
+            "{}",
+            file.display()
+        );
 
         let all = trees(&trace, &attribute(&trace));
         let nodes = &all[0].nodes;
