@@ -4,20 +4,38 @@
 //! over all files. For each mode and number of tokens, every layer must have been passed equally often. Layers that
 //! no file passed at all are a shard whose file was not given: a note.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
-use crate::model::{Finding, Severity};
-use crate::vocabulary::Mode;
+use crate::model::{Finding, Range, Severity};
+use crate::vocabulary::{Meaning, Mode, Scope};
 
 /// Distinct layer ranges of one class that are still compared; more are no pass of a model.
 const DISTINCT_MAX: usize = 4096;
 
+/// Mode and tokens of a pass.
+type Class = (Option<Mode>, Option<u64>);
+
+/// Passes over one layer range.
+struct Passes<'t> {
+    count: u64,
+    first: &'t Range,
+}
+
 impl Check<'_> {
     pub(super) fn cover(&mut self) {
-        let passes = std::mem::take(&mut self.passes);
-        let ends = passes.values().flat_map(|class| class.keys().map(|&(_, end)| end));
-        let model_end = ends.max().unwrap_or(0).max(self.model_end);
+        let mut passes: BTreeMap<Class, BTreeMap<(u32, u32), Passes<'_>>> = BTreeMap::new();
+        let mut model_end = 0;
+        for (meaning, seen) in self.meanings.iter().zip(&self.seen) {
+            let (&(count, Some(first)), Meaning::Phase(phase)) = (seen, meaning) else { continue };
+            let Some(layers) = phase.layers else { continue };
+            model_end = model_end.max(layers.1);
+            if phase.scope == Scope::LayerRange {
+                // Labels that differ in the device only are passes over the same layers.
+                let class = passes.entry((phase.mode, phase.tokens)).or_default();
+                class.entry(layers).or_insert(Passes { count: 0, first }).count += count;
+            }
+        }
         let all: BTreeSet<(u32, u32)> = passes.values().flat_map(|class| class.keys().copied()).collect();
         if all.is_empty() {
             return;
@@ -25,16 +43,14 @@ impl Check<'_> {
         let missing = gaps(&all, model_end);
         if !missing.is_empty() {
             let layers: Vec<String> = missing.iter().map(|(from, to)| format!("{from}..{to}")).collect();
-            self.over_all(Severity::Note, || {
+            self.add(Severity::Note, None, || {
                 format!(
                     "no file passes layers {} of {model_end}: a shard's file was not given, or its marks were lost",
                     layers.join(" and ")
                 )
             });
         }
-        let mut classes: Vec<_> = passes.into_iter().collect();
-        classes.sort_by_key(|(class, _)| *class);
-        for ((mode, tokens), class) in classes {
+        for ((mode, tokens), class) in passes {
             if class.len() > DISTINCT_MAX {
                 continue;
             }
@@ -58,7 +74,7 @@ impl Check<'_> {
             let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
             let Some(&((from, to), least)) = counts.iter().min_by_key(|(_, count)| *count) else { continue };
             if least != most {
-                let example = class.iter().min_by_key(|(layers, _)| **layers).map(|(_, passes)| passes.first);
+                let example = class.values().next().map(|passes| passes.first);
                 let place = example.map_or_else(String::new, |range| self.trace.place(range));
                 let label = example.map(|range| self.trace.label(range).to_owned());
                 let (mode, tokens) = (mode.map_or("", Mode::name), tokens.unwrap_or(0));
@@ -73,10 +89,6 @@ impl Check<'_> {
                 });
             }
         }
-    }
-
-    fn over_all(&mut self, severity: Severity, text: impl FnOnce() -> String) {
-        self.add(severity, None, text);
     }
 }
 

@@ -8,8 +8,6 @@ mod cover;
 mod stats;
 mod thread;
 
-use std::collections::HashMap;
-
 pub use stats::{Counts, counts};
 
 use crate::model::{Finding, Findings, Kind, Range, Severity, Trace, printable};
@@ -67,21 +65,8 @@ struct Check<'t> {
     meanings: Vec<Meaning>,
     /// How many ranges of each label, and the first of them (index into the trace's ranges).
     seen: Vec<(u64, Option<&'t Range>)>,
-    /// Layer passes by mode and tokens, then by layer range.
-    passes: HashMap<Class, HashMap<(u32, u32), Passes<'t>>>,
-    /// The end of the longest model that a prefill or a speculative decode names.
-    model_end: u32,
     /// Prefills, speculative decodes and prefill leaves without a prefill around them.
     requests: Vec<(u32, i64, Step<'t>)>,
-}
-
-/// Mode and tokens of a pass.
-type Class = (Option<Mode>, Option<u64>);
-
-/// Passes over one layer range.
-struct Passes<'t> {
-    count: u64,
-    first: &'t Range,
 }
 
 /// What the order of a request is judged by.
@@ -96,7 +81,7 @@ impl<'t> Check<'t> {
     fn new(trace: &'t Trace, findings: Findings) -> Self {
         let meanings: Vec<Meaning> = trace.labels.iter().map(vocabulary::read).collect();
         let seen = vec![(0, None); meanings.len()];
-        Check { trace, findings, meanings, seen, passes: HashMap::new(), model_end: 0, requests: Vec::new() }
+        Check { trace, findings, meanings, seen, requests: Vec::new() }
     }
 
     fn add(&mut self, severity: Severity, at: Option<&Range>, text: impl FnOnce() -> String) {
@@ -145,7 +130,6 @@ impl<'t> Check<'t> {
 
     fn free(&mut self, range: &'t Range) {
         if let Some(phase) = self.meet(range) {
-            self.count_pass(range, &phase);
             self.count_request(range, &phase, false);
         }
     }
@@ -160,17 +144,6 @@ impl<'t> Check<'t> {
                 self.wrong(range, || why);
             }
             Meaning::Foreign => {}
-        }
-    }
-
-    fn count_pass(&mut self, range: &'t Range, phase: &Phase) {
-        match (phase.scope, phase.layers) {
-            (Scope::LayerRange, Some(layers)) => {
-                let class = self.passes.entry((phase.mode, phase.tokens)).or_default();
-                class.entry(layers).or_insert(Passes { count: 0, first: range }).count += 1;
-            }
-            (Scope::Prefill | Scope::SpecDecode, Some((_, end))) => self.model_end = self.model_end.max(end),
-            _ => {}
         }
     }
 

@@ -55,7 +55,6 @@ impl<'t> Check<'t> {
                 self.stands_well(range, &phase, &frames);
                 let inside =
                     frames.iter().any(|frame| frame.phase.is_some_and(|p| p.scope == Scope::Prefill));
-                self.count_pass(range, &phase);
                 self.count_request(range, &phase, inside);
                 // Passes belong to the nearest range of the vocabulary.
                 if phase.scope == Scope::LayerRange
@@ -75,7 +74,9 @@ impl<'t> Check<'t> {
     /// The distinct layer ranges of a thread's leaves in the order of a pass; empty where they overlap, so that no
     /// order can be told.
     fn cycle(&self, ranges: &[Range]) -> Vec<(u32, u32)> {
-        let labels: HashSet<u32> = ranges.iter().map(|range| range.label).collect();
+        // Labels come in runs: hashing each of ten million would be felt.
+        let runs = ranges.chunk_by(|a, b| a.label == b.label);
+        let labels: HashSet<u32> = runs.map(|run| run[0].label).collect();
         let leaf = |label: u32| match &self.meanings[label as usize] {
             Meaning::Phase(Phase { scope: Scope::LayerRange, layers, .. }) => *layers,
             _ => None,

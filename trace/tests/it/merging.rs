@@ -203,3 +203,61 @@ fn an_exported_trace_is_read_back_the_same() {
         }
     }
 }
+
+/// Nested ranges of several threads: thread, label, begin and end in microseconds.
+fn threads(ranges: &[(u32, &str, u32, u32)]) -> (TempDir, trace::model::Trace) {
+    let events: Vec<String> = ranges
+        .iter()
+        .map(|(tid, name, from, to)| {
+            format!(r#"{{"ph":"X","name":"{name}","pid":1,"tid":{tid},"ts":{from},"dur":{}}}"#, to - from)
+        })
+        .collect();
+    let (folder, files) = folder(&[("t.json", &format!("{{\"traceEvents\":[{}]}}", events.join(",")))]);
+    let trace = read(&files[0]);
+    (folder, trace)
+}
+
+#[test]
+fn a_difference_is_one_of_phases_not_of_times_threads_or_foreign_ranges() {
+    let (_a, a) = threads(&[
+        (1, "ds4.request tokens=4", 0, 100),
+        (1, "ds4.draft tokens=1", 10, 20),
+        (2, "ds4.sample tokens=1", 5, 6),
+    ]);
+    let (_b, b) = threads(&[
+        (7, "ds4.sample tokens=1", 500, 600),
+        (7, "aten::mm", 510, 520),
+        (9, "ds4.request tokens=4", 700, 900),
+        (9, "aten::linear", 710, 800),
+        (9, "ds4.draft tokens=1", 720, 730),
+        (11, "nothing of ours", 0, 5),
+    ]);
+    assert_eq!(diff(("a", &a), ("b", &b)), Difference::Same { ranges: 3, threads: 2 });
+    // Beside the request is not inside it.
+    let (_c, c) = threads(&[
+        (1, "ds4.request tokens=4", 0, 10),
+        (1, "ds4.draft tokens=1", 10, 20),
+        (2, "ds4.sample tokens=1", 5, 6),
+    ]);
+    let Difference::Different(words) = diff(("a", &a), ("c", &c)) else { panic!("a child became a sibling") };
+    assert!(words.contains("part at range 2"), "{words}");
+    assert!(words.contains("a has \"ds4.draft tokens=1\" inside \"ds4.request tokens=4\""), "{words}");
+    assert!(words.contains("c has \"ds4.draft tokens=1\" at the top"), "{words}");
+    let (_d, d) = threads(&[(1, "ds4.request tokens=4", 0, 100), (1, "ds4.draft tokens=1", 10, 20)]);
+    let Difference::Different(words) = diff(("a", &a), ("d", &d)) else { panic!("a thread is missing") };
+    assert!(words.starts_with("a has a thread more than d: thread 2 with 1 ranges"), "{words}");
+}
+
+#[test]
+fn rocprof_s_kernels_go_to_the_range_that_their_ids_name() {
+    let corpus = |path: &str| read(&sample("../../fuzz/corpus").join(path));
+    let trace = corpus("rocprof_json/good");
+    let owned = attribute(&trace).owners;
+    let owner = owned.iter().zip(&trace.activities).find(|(_, piece)| trace.labels.get(piece.label) == "k");
+    let Some((&Owner::Launched(range), piece)) = owner else { panic!("{owned:?}") };
+    assert!(trace.label(&trace.ranges[range]).starts_with("ds4.layer_range"));
+    assert!(piece.end > trace.ranges[range].end, "it ran on after its range, and belongs to it all the same");
+    // Each call claims the other as its parent.
+    let trace = corpus("rocpd/cyclic_parents");
+    assert!(matches!(attribute(&trace).owners.as_slice(), [Owner::Launched(_)]));
+}

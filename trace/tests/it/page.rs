@@ -202,7 +202,8 @@ fn two_runs_are_compared() {
         rows: [...document.querySelectorAll("#comparison tbody tr")].map((row) => [...row.children].slice(0, 3).map((cell) => cell.textContent)),
         drawn: views.map((view) => view.lanes.length),
     };"##;
-    let (_folder, file) = page(std::slice::from_ref(&shards), Some(&sample("rocprofv3-0.5.0/shards/trace_results.json")));
+    let (_folder, file) =
+        page(std::slice::from_ref(&shards), Some(&sample("rocprofv3-0.5.0/shards/trace_results.json")));
     let told = in_page(&file, script);
     assert_eq!(told["verdict"], "✓ same: the same phases: 40 ranges on 1 thread");
     assert_eq!(told["drawn"], serde_json::json!([1, 1]));

@@ -186,3 +186,27 @@ fn the_h200_s_kernels_land_on_their_ranges() {
     assert_eq!(phase.device, 341_984 + 343_072 + 339_263 + 6_912 + 6_816 + 6_432);
     assert_eq!(phase.busy, phase.device, "none of them ran beside another");
 }
+
+/// Our own recorder, at full detail: a request around all, drafts, roll backs and samples beside the leaves.
+#[test]
+fn our_own_recording_is_fine_and_counts_what_the_engine_counted() {
+    let file = sample("../recordings/full.json");
+    let counts: Counts = [
+        ("ds4.request", 1),
+        ("ds4.prefill exact", 1),
+        ("ds4.layer_range exact", 4),
+        ("ds4.spec_decode batched", 1),
+        ("ds4.draft", 11),
+        ("ds4.layer_range verify", 11),
+        ("ds4.sample", 12),
+        ("ds4.rollback", 10),
+    ]
+    .map(|(phase, count)| (phase.to_owned(), count))
+    .into();
+    let report = checked(&[&file], Some(&counts));
+    assert!(report.is_fine() && notes(&report).is_empty(), "{:?}", report.findings.list);
+    assert_eq!(report.ranges, 51);
+    let trace = read(&file);
+    assert_eq!((trace.processes[0].host.name(), trace.processes[0].name.as_str()), ("host", "phasemark"));
+    assert_eq!(trees(&trace, &attribute(&trace))[0].depth, 3);
+}
