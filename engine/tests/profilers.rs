@@ -19,7 +19,7 @@ use nsys::{Kind, Recording};
 use serde_json::Value;
 
 /// A generation on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 const LEAF: &str = "ds4.layer_range";
 const WHOLE: &str = "layer_begin=0 layer_end=8 device=0";
