@@ -275,7 +275,10 @@ fn split(row: &[u8], count: usize, text: Option<usize>, spans: &mut Vec<(usize, 
     for _ in 0..middle {
         let quoted = row[from..end].starts_with(b"\"");
         let found = if quoted {
-            row[from + 1..end].windows(2).position(|pair| pair == b"\",").map(|length| (from + 1, length, 2))
+            row[from + 1..end]
+                .windows(2)
+                .position(|pair| pair[0] == b'"' && pair[1] == b',')
+                .map(|length| (from + 1, length, 2))
         } else {
             row[from..end].iter().position(|&byte| byte == b',').map(|length| (from, length, 1))
         };
