@@ -235,21 +235,23 @@ fn whatever_is_wrong_with_a_roctx_is_told_and_the_work_goes_on() {
         let set = [(variable, value.to_str().unwrap()), ("ROCTX_SHIM_LOG", log.to_str().unwrap())];
         request.run(&["--markers", "roctx"], &set).stderr
     };
-    let mut table: Vec<(&str, PathBuf, String)> = [
+    let old = format!("{OLD}:");
+    let mut table: Vec<(&str, PathBuf, &str, &str)> = [
         ("push", "has roctxRangePushA but no roctxRangePop"),
         ("pop", "has roctxRangePop but no roctxRangePushA"),
         ("neither", "has no roctxRangePushA and no roctxRangePop"),
         ("text", "invalid ELF header"),
         ("folder", "cannot read file data: Is a directory"),
     ]
-    .map(|(name, reason)| ("LD_LIBRARY_PATH", at(name), format!("\n  {OLD}: {reason}\n")))
+    .map(|(name, reason)| ("LD_LIBRARY_PATH", at(name), &*old, reason))
     .into();
     // Half a pair that is in the process is not completed from elsewhere.
-    let half = "\n  this process: has roctxRangePushA but no roctxRangePop\n";
-    table.push(("LD_PRELOAD", at("push").join(OLD), half.into()));
-    for (variable, value, reason) in table {
+    let half = "has roctxRangePushA but no roctxRangePop";
+    table.push(("LD_PRELOAD", at("push").join(OLD), "this process:", half));
+    for (variable, value, place, reason) in table {
         let told = run(variable, &value);
-        assert!(told.contains(&reason), "{reason}: {told}");
+        let said = |line: &str| line.trim_start().starts_with(place) && line.ends_with(reason);
+        assert!(told.lines().any(said), "{place} {reason}: {told}");
         assert_eq!(told.matches("ROCTX markers are off").count(), 1, "{told}");
         let stats = request.stats();
         assert_eq!(stats["text_sha256"], silent["text_sha256"]);

@@ -77,8 +77,9 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
 /// programs that run under nsys stay out: its own code is not built for it.
 ///
 /// What belongs to several threads is tried otherwise: `backend-roctx/tests/gate.rs` runs the pause gate under loom,
-/// which sees every order that there is. The thread sanitizer needs a standard library of its own, and valgrind's
-/// drd takes the atomics of that library for races; with all of those suppressed it would see nothing of ours.
+/// which sees every order that there is. The thread sanitizer needs a standard library of its own, and valgrind's drd
+/// takes that library's atomics for races (dozens in a right program of four threads and one `OnceLock`): with those
+/// suppressed it would be blind to ours, which are the same instructions.
 fn address_sanitizer() -> Step {
     Step::cargo(
         "memory safety of the backends",
