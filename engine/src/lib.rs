@@ -22,5 +22,7 @@ mod error;
 pub mod markers;
 pub mod model;
 pub mod shard;
+#[cfg(test)]
+mod toy;
 
 pub use error::Error;
