@@ -76,7 +76,7 @@ impl Engine {
         markers: Markers<'_>,
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
-        request.check(&self.target, self.draft.as_ref())?;
+        request.check(self.target.vocab(), self.target.context(), self.draft.as_ref().map(Chain::context))?;
         let generation = self.generation(request, markers, emit);
         self.target.end_generation();
         generation

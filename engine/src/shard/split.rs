@@ -26,12 +26,10 @@ pub enum SplitError {
     #[error("'{0}' is no weight: write whole numbers above 0 with colons between, as in 3:5")]
     NoWeight(String),
     /// A shard would have no layers.
-    #[error("shard {index} of {count} would have no layers: the model has {layers}")]
+    #[error("shard {index} would have no layers: the model has {layers}, and every shard has at least one")]
     Empty {
-        /// Which one, counted from 1.
+        /// Which one, counted from 0.
         index: usize,
-        /// How many there are.
-        count: usize,
         /// Layers of the model.
         layers: usize,
     },
@@ -40,7 +38,7 @@ pub enum SplitError {
         "shard {index} begins at layer {begin}, but layer {next} comes next: ranges must follow each other"
     )]
     NotContiguous {
-        /// Which one, counted from 1.
+        /// Which one, counted from 0.
         index: usize,
         /// Where it begins.
         begin: usize,
@@ -164,7 +162,7 @@ fn read_weights(text: &str) -> Result<Vec<usize>, SplitError> {
 fn share(weights: &[usize], layers: usize) -> Result<Vec<Range<usize>>, SplitError> {
     let count = weights.len();
     if count > layers {
-        return Err(SplitError::Empty { index: layers + 1, count, layers });
+        return Err(SplitError::Empty { index: layers, layers });
     }
     let total: u128 = weights.iter().map(|weight| *weight as u128).sum();
     let (mut sum, mut begin) = (0_u128, 0);
@@ -180,14 +178,13 @@ fn share(weights: &[usize], layers: usize) -> Result<Vec<Range<usize>>, SplitErr
 }
 
 fn check(ranges: &[Range<usize>], layers: usize) -> Result<(), SplitError> {
-    let (count, mut next) = (ranges.len(), 0);
-    for (at, Range { start, end }) in ranges.iter().enumerate() {
-        let index = at + 1;
+    let mut next = 0;
+    for (index, Range { start, end }) in ranges.iter().enumerate() {
         if *start != next {
             return Err(SplitError::NotContiguous { index, begin: *start, next });
         }
         if end <= start {
-            return Err(SplitError::Empty { index, count, layers });
+            return Err(SplitError::Empty { index, layers });
         }
         next = *end;
     }
@@ -228,10 +225,10 @@ mod tests {
     #[test]
     fn a_split_that_is_none_says_why() {
         let cases = [
-            (Some("0..4@cpu,5..8@cpu"), None, "shard 2 begins at layer 5, but layer 4 comes next"),
-            (Some("0..4@cpu,3..8@cpu"), None, "shard 2 begins at layer 3, but layer 4 comes next"),
-            (Some("4..8@cpu,0..4@cpu"), None, "shard 1 begins at layer 4, but layer 0 comes next"),
-            (Some("0..4@cpu,4..4@cpu,4..8@cpu"), None, "shard 2 of 3 would have no layers"),
+            (Some("0..4@cpu,5..8@cpu"), None, "shard 1 begins at layer 5, but layer 4 comes next"),
+            (Some("0..4@cpu,3..8@cpu"), None, "shard 1 begins at layer 3, but layer 4 comes next"),
+            (Some("4..8@cpu,0..4@cpu"), None, "shard 0 begins at layer 4, but layer 0 comes next"),
+            (Some("0..4@cpu,4..4@cpu,4..8@cpu"), None, "shard 1 would have no layers"),
             (Some("0..4@cpu"), None, "the shards end at layer 4, but the model has 8 layers"),
             (Some("0..9@cpu"), None, "the shards end at layer 9, but the model has 8 layers"),
             (Some("0..4@cpu,cpu"), None, "either every shard has a range of layers or none"),
@@ -244,7 +241,7 @@ mod tests {
             (Some("0..8@tcp:nowhere"), None, "'tcp:nowhere' is no address"),
             (None, Some("3:0"), "'0' is no weight"),
             (None, Some("3;5"), "'3;5' is no weight"),
-            (None, Some("1:1:1:1:1:1:1:1:1"), "shard 9 of 9 would have no layers"),
+            (None, Some("1:1:1:1:1:1:1:1:1"), "shard 8 would have no layers"),
         ];
         for (shards, weights, says) in cases {
             let error = read(shards, weights).unwrap_err();
