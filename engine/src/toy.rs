@@ -50,6 +50,22 @@ impl Model {
 }
 
 impl Toy {
+    pub(crate) fn new(model: Model, part: Part, fuse: Option<Arc<AtomicUsize>>) -> Self {
+        Toy { part, cache: Vec::new(), aside: None, model, fuse }
+    }
+
+    /// Every layer, with embedding and head.
+    pub(crate) fn whole(model: Model) -> Self {
+        Toy::new(model, Part { layers: 0..LAYERS, embedding: true, head: true, context: CONTEXT }, None)
+    }
+
+    /// Appends `tokens`; what the model says after each.
+    pub(crate) fn say(&mut self, tokens: &[u32]) -> Vec<u32> {
+        let from = self.cache.len();
+        self.cache.extend_from_slice(tokens);
+        (from..self.cache.len()).map(|at| self.leaves(at + 1)).collect()
+    }
+
     /// What goes on to the next shard: tokens, and from the last layer on what the model says.
     fn leaves(&self, cached: usize) -> u32 {
         if self.part.layers.end == LAYERS && !self.part.layers.is_empty() {
@@ -153,7 +169,7 @@ pub(crate) fn config(vocab: usize) -> Config {
 /// A shard with the embedding if it begins the model and the head if it ends it.
 pub(crate) fn toy(model: Model, layers: Range<usize>, fuse: Option<Arc<AtomicUsize>>) -> Box<dyn Shard> {
     let part = Part { embedding: layers.start == 0, head: layers.end == LAYERS, layers, context: CONTEXT };
-    Box::new(Toy { part, cache: Vec::new(), aside: None, model, fuse })
+    Box::new(Toy::new(model, part, fuse))
 }
 
 /// A whole model over so many shards.

@@ -1,1 +1,8 @@
-//! x
+//! Shards in other processes, here in other threads, against a toy model. `tests/shards.rs` does the same
+//! with processes and a real one.
+
+mod faults;
+mod hostile_client;
+mod hostile_shard;
+mod output;
+mod rig;
