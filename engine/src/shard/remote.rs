@@ -139,7 +139,7 @@ impl RemoteShard {
         match &answered {
             // The answer may still come; it will be recognised by its id and dropped.
             Ok(()) | Err(Failed::Fault(Fault::TimedOut) | Failed::Refused(_) | Failed::BadAnswer(_)) => {}
-            Err(Failed::Broken(_) | Failed::Fault(_)) => self.connection = None,
+            Err(Failed::Broken(_) | Failed::Babble | Failed::Fault(_)) => self.connection = None,
         }
         answered
     }
@@ -149,7 +149,7 @@ impl RemoteShard {
             Failed::Refused(Refusal { text, .. }) => Why::Refused(text),
             Failed::BadAnswer(text) => Why::BadAnswer(text),
             Failed::Broken(text) => Why::Mismatch(text),
-            Failed::Fault(Fault::TimedOut) => Why::TimedOut(limit),
+            Failed::Babble | Failed::Fault(Fault::TimedOut) => Why::TimedOut(limit),
             Failed::Fault(fault) => match self.link.ended() {
                 Some(how) => Why::Gone(how),
                 None => Why::Gone(fault.to_string()),
@@ -318,6 +318,8 @@ enum Failed {
     Refused(Refusal),
     /// Framed well and wrong.
     BadAnswer(String),
+    /// Answers came, and none to this request: there may be no end of them.
+    Babble,
     /// The two do not fit each other, or the shard said why it closes.
     Broken(String),
 }
@@ -361,10 +363,11 @@ fn receive(
 
 /// The next frame that answers request `id`: its kind, and when it must be over. Errors are taken here.
 fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, Instant), Failed> {
+    let mut babbles = false;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Fault::TimedOut.into());
+            return Err(if babbles { Failed::Babble } else { Fault::TimedOut.into() });
         }
         let (frame, over) = connection.next(&mut Alone, Some(until), left)?;
         let error = frame.kind == kind::ERROR;
@@ -376,6 +379,7 @@ fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, In
             return Err(Failed::BadAnswer(format!("it answers request {}, and {id} was the last", frame.id)));
         }
         if frame.id < id {
+            babbles = true;
             continue;
         }
         if error {

@@ -102,6 +102,8 @@ impl Service<'_> {
             Fault::Unframed(text) => {
                 (service.tell)(&format!("closed a connection: {text}"));
                 let refusal = Refusal::new(Code::Framing, format!("this is no frame of mine: {text}"));
+                // Who knocks now is the next one, and is not turned away.
+                door.listener = None;
                 // It is unlikely to listen.
                 let _ = refusal.send(0, &mut connection, door, Instant::now() + LINGER);
                 connection.part(door, LINGER);

@@ -450,11 +450,12 @@ fn a_shard_that_reads_nothing_is_given_up_when_the_buffers_are_full() {
     let greet: Misdeed = |raw, id| {
         raw.send(&frame(WELCOME, id, &welcome(ROWS)));
         // Reads no more until the parent has given up.
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_millis(1200));
         false
     };
     let fake = fake(greet, 0, |_, _| false);
-    let mut remote = fake.connect(SHORT).unwrap();
+    let limits = Limits { connect: Duration::from_secs(10), ..SHORT };
+    let mut remote = fake.connect(limits).unwrap();
     let hidden = vec![1.0; ROWS * WIDTH];
     let pass = Pass {
         input: Input::Hidden(&hidden),

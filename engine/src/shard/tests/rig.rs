@@ -4,7 +4,6 @@
 use std::io::{Read, Write};
 use std::ops::{ControlFlow, Range};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -167,13 +166,6 @@ impl Served {
     pub(super) fn raw(&self) -> Raw {
         let Address::Unix(path) = &self.address else { panic!("{} is no Unix socket", self.address) };
         Raw::new(UnixStream::connect(path).unwrap())
-    }
-
-    pub(super) fn path(&self) -> PathBuf {
-        match &self.address {
-            Address::Unix(path) => path.clone(),
-            Address::Tcp(at) => panic!("{at} is no path"),
-        }
     }
 }
 
