@@ -26,6 +26,7 @@ use marker_core::Markers;
 use rustix::process::Signal;
 
 #[path = "shards/process.rs"]
+#[allow(dead_code, reason = "each test takes what it needs")]
 mod process;
 use process::{Process, children, send, spawned, within, workspace};
 
@@ -163,7 +164,7 @@ fn no_fault_gives_a_wrong_token_or_leaks() {
         let (fault, moment) = (dice.below(100), dice.below(4));
         let child = children().into_iter().find(|id| *id != listening.id());
         let mut restart = false;
-        let mut strike = || match fault {
+        let strike = || match fault {
             0..15 => misdeed.store(1 + fault as u32 % 5, SeqCst),
             15..18 => listening.signal(Signal::KILL),
             18..21 => child.into_iter().for_each(|child| send(child, Signal::KILL)),

@@ -36,8 +36,6 @@ pub struct RemoteShard {
     /// Positions in the copy, once it has been told.
     aside: Option<usize>,
     wishes: Wishes,
-    /// Nothing was answered since the last generation ended: the shard may have given up on this connection.
-    idle: bool,
     /// The last request has no answer yet.
     late: bool,
 }
@@ -68,7 +66,6 @@ impl RemoteShard {
             cached: 0,
             aside: None,
             wishes: Wishes::default(),
-            idle: false,
             late: false,
         };
         match shard.open() {
@@ -101,7 +98,7 @@ impl RemoteShard {
         }
         connection.expect(self.part.context, self.terms.width);
         self.connection = Some(connection);
-        (self.idle, self.late) = (false, false);
+        self.late = false;
         Ok(())
     }
 
@@ -109,20 +106,17 @@ impl RemoteShard {
     /// is still known.
     fn request(&mut self, request: &Request<'_>, into: &mut Vec<f32>) -> Result<(), Why> {
         let begins = request.keep() == 0 && self.wishes.restore.is_none();
+        if begins && self.connection.as_ref().is_some_and(Connection::is_over) {
+            // It gave up on an idle parent, or was restarted: nothing is lost before a generation's first pass.
+            self.connection = None;
+        }
         if self.connection.is_none() {
             if !begins {
                 return Err(Why::CacheLost);
             }
             self.open()?;
         }
-        let mut done = self.exchange(request, into);
-        if matches!(done, Err(Failed::Fault(Fault::Closed))) && self.idle && begins {
-            // It gave up on an idle connection, or was restarted: nothing is lost before a generation's
-            // first pass.
-            self.open()?;
-            done = self.exchange(request, into);
-        }
-        done.map_err(|failed| self.explain(failed, self.limits.answer))
+        self.exchange(request, into).map_err(|failed| self.explain(failed, self.limits.answer))
     }
 
     fn exchange(&mut self, request: &Request<'_>, into: &mut Vec<f32>) -> Result<(), Failed> {
@@ -222,7 +216,6 @@ impl Shard for RemoteShard {
         let done = self.request(&Request::Pass { frame: &frame, rows, hidden }, &mut answer.hidden);
         self.wishes = Wishes::default();
         done.map_err(|why| DeviceError::from(self.named(why)))?;
-        self.idle = false;
         self.cached += rows;
         Ok(())
     }
@@ -271,7 +264,6 @@ impl Shard for RemoteShard {
         if self.connection.is_some() && !self.late {
             // The generation is what it is; a shard that fails now is missed by the next one.
             let _ = self.commit(END);
-            self.idle = true;
         }
     }
 

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use engine::shard::{Address, Limits, Link, Spawned};
 use rustix::process::{Pid, Signal, kill_process};
 
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_phasemark");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_phasemark");
 
-pub fn workspace() -> &'static Path {
+pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 /// The binary, in the workspace's folder, with none of the variables that choose markers.
-pub fn phasemark(args: &[&str]) -> Command {
+pub(crate) fn phasemark(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(args).current_dir(workspace()).stdin(Stdio::null());
     for name in ["PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"] {
@@ -25,48 +25,48 @@ pub fn phasemark(args: &[&str]) -> Command {
 }
 
 /// A shard that listens.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
-    pub address: Address,
+    pub(crate) address: Address,
 }
 
 impl Process {
     /// Starts it and waits until it listens.
-    pub fn start(model: &Path, layers: &str, address: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(model: &Path, layers: &str, address: &str, more: &[&str]) -> Self {
         Process::begin(model, layers, address, more).ready()
     }
 
     /// Starts it.
-    pub fn begin(model: &Path, layers: &str, address: &str, more: &[&str]) -> Beginning {
+    pub(crate) fn begin(model: &Path, layers: &str, address: &str, more: &[&str]) -> Beginning {
         let model = model.to_str().unwrap();
         let args = ["shard", "--model", model, "--layers", layers, "--listen", address, "--threads", "1"];
         let mut command = phasemark(&[&args[..], more].concat());
         Beginning(command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    pub fn link(&self) -> Link {
+    pub(crate) fn link(&self) -> Link {
         Link::Listening { address: self.address.clone(), insecure: false }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         send(self.child.id(), signal);
     }
 
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for its end.
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         within(Duration::from_secs(30), "the shard leaves", || self.child.try_wait().unwrap())
     }
 }
 
 /// A shard that reads its weights.
-pub struct Beginning(Child);
+pub(crate) struct Beginning(Child);
 
 impl Beginning {
-    pub fn ready(mut self) -> Process {
+    pub(crate) fn ready(mut self) -> Process {
         let mut lines = BufReader::new(self.0.stderr.take().unwrap()).lines();
         let mut seen = Vec::new();
         let address = loop {
@@ -92,12 +92,12 @@ impl Drop for Process {
     }
 }
 
-pub fn send(id: u32, signal: Signal) {
+pub(crate) fn send(id: u32, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
 }
 
 /// Waits until `what` gives something.
-pub fn within<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn within<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + limit;
     loop {
         if let Some(done) = done() {
@@ -109,7 +109,7 @@ pub fn within<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T
 }
 
 /// A child of this process that serves these layers.
-pub fn spawned(model: &Path, layers: &str, limits: &Limits) -> Spawned {
+pub(crate) fn spawned(model: &Path, layers: &str, limits: &Limits) -> Spawned {
     let model: PathBuf = model.into();
     let args = ["shard", "--listen", "inherited", "--threads", "1", "--layers", layers, "--model"];
     let args = args.iter().map(Into::into).chain([model.into()]).collect();
@@ -117,7 +117,7 @@ pub fn spawned(model: &Path, layers: &str, limits: &Limits) -> Spawned {
 }
 
 /// The children of this process.
-pub fn children() -> Vec<u32> {
+pub(crate) fn children() -> Vec<u32> {
     let mut children = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let list = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default();

@@ -76,6 +76,11 @@ impl Connection {
         self.left
     }
 
+    /// Whether the other side has closed already and nothing of it is left to read.
+    pub(in crate::shard) fn is_over(&self) -> bool {
+        self.have.is_empty() && self.stream.is_over()
+    }
+
     /// Skips what is left of a frame and reads the next one's head. The frame may take until `until` to
     /// begin, and `limit` from then on: the second result is the moment by which it must be over.
     pub(in crate::shard) fn next(

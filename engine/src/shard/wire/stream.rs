@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 /// Why bytes did not come or go.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,14 @@ impl Stream {
                 Err(rustix::io::Errno::INTR) => {}
                 sent => return Ok(sent?),
             }
+        }
+    }
+
+    /// Whether the peer has closed and all of it was received.
+    pub(super) fn is_over(&self) -> bool {
+        match recv(self, &mut [0; 1], RecvFlags::PEEK) {
+            Ok((_, received)) => received == 0,
+            Err(error) => error != rustix::io::Errno::AGAIN,
         }
     }
 
