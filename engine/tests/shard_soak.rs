@@ -34,7 +34,7 @@ const CONTEXT: usize = 64;
 const LIMITS: Limits = Limits {
     connect: Duration::from_secs(10),
     load: Duration::from_secs(60),
-    answer: Duration::from_millis(1500),
+    answer: Duration::from_millis(700),
     frame: Duration::from_secs(5),
     idle: Duration::from_secs(60),
     leave: Duration::from_secs(10),
@@ -197,8 +197,10 @@ fn no_fault_gives_a_wrong_token_or_leaks() {
                     error.starts_with("shard 1..2 at spawn:cpu") || error.starts_with("shard 2..4 at unix:"),
                     "request {number}: a failure without a name: {error}"
                 );
-                let what = error.split(": ").nth(1).unwrap();
-                *named.entry(what.split(" (").next().unwrap().to_owned()).or_default() += 1;
+                // Without the shard's name and whatever is of one case only.
+                let what = error.split_once(": ").unwrap().1;
+                let what = what.split(" (").next().unwrap().split(": it").next().unwrap();
+                *named.entry(what.to_owned()).or_default() += 1;
             }
         }
         // Who was struck recovers, or is started again as an operator would.
@@ -218,12 +220,10 @@ fn no_fault_gives_a_wrong_token_or_leaks() {
         // At rest: what is held now is what was held before.
         if number == requests / 5 || number + 1 == requests {
             let last = Request { max_tokens: 4, ..Request::new(vec![1, 2, 3]) };
-            let ready = engine.generate(&last, Markers::OFF, &mut |_| ControlFlow::Continue(()));
-            if let Err(error) = ready {
-                // The last fault was found only now; nothing is wrong any more.
-                assert!(error.to_string().starts_with("shard "), "{error}");
-                engine.generate(&last, Markers::OFF, &mut |_| ControlFlow::Continue(())).unwrap();
-            }
+            // The last fault may be found only now.
+            within(Duration::from_secs(30), "all is well again", || {
+                engine.generate(&last, Markers::OFF, &mut |_| ControlFlow::Continue(())).ok()
+            });
             match flat {
                 None => flat = Some((descriptors(), resident_kib())),
                 Some((open, resident)) => {
