@@ -96,7 +96,10 @@ impl Shard for Toy {
             Input::Hidden(hidden) => hidden
                 .chunks(WIDTH)
                 .map(|row| {
-                    assert!(row.len() == WIDTH && row.iter().all(|value| *value == row[0]), "{row:?}");
+                    assert!(
+                        row.len() == WIDTH && row.iter().all(|value| value.to_bits() == row[0].to_bits()),
+                        "{row:?}"
+                    );
                     row[0] as u32
                 })
                 .collect(),

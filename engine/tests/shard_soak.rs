@@ -33,10 +33,10 @@ use process::{Process, children, send, spawned, within, workspace};
 const CONTEXT: usize = 64;
 const LIMITS: Limits = Limits {
     connect: Duration::from_secs(10),
-    load: Duration::from_secs(60),
+    load: Duration::from_mins(1),
     answer: Duration::from_millis(700),
     frame: Duration::from_secs(5),
-    idle: Duration::from_secs(60),
+    idle: Duration::from_mins(1),
     leave: Duration::from_secs(10),
 };
 

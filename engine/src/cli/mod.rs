@@ -12,10 +12,10 @@ use clap::error::ErrorKind;
 
 mod args;
 mod bench;
+mod choose;
 mod doctor;
 mod error;
 mod generate;
-mod load;
 mod output;
 mod prompt;
 #[cfg(unix)]
@@ -23,8 +23,6 @@ mod shard;
 mod spread;
 mod stats;
 mod verify_model;
-
-pub use load::Pair;
 
 use args::{Cli, Command};
 use error::CliError;

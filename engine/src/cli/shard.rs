@@ -10,7 +10,7 @@ use super::error::CliError;
 use super::generate::chosen_markers;
 use super::output::OutputFile;
 use super::stats::ShardStats;
-use super::{load, say};
+use super::{choose, say};
 use crate::device::Part;
 use crate::markers::Assembly;
 use crate::model::Checkpoint;
@@ -20,8 +20,8 @@ use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, read_range};
 pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
     // From here on a signal is a wish, also while weights are read.
     let stop = Stop::on_signals().map_err(CliError::Serving)?;
-    let threads = load::threads(args.threads)?;
-    let device = load::device(&args.device, threads)?;
+    let threads = choose::threads(args.threads)?;
+    let device = choose::device(&args.device, threads)?;
     let markers =
         Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), args.record.is_some())?;
     let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
@@ -41,7 +41,7 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
         }
     };
 
-    let model = load::target(args.model.as_deref())?;
+    let model = choose::target(args.model.as_deref())?;
     let checkpoint = Checkpoint::open(&model)?;
     let config = checkpoint.config();
     let layers = read_range(&args.layers)?;

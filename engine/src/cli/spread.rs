@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::args::GenerateArgs;
+use super::choose;
 use super::error::CliError;
-use super::{Pair, load};
 use crate::device::{Device, Part, Shard};
+use crate::load::Pair;
 use crate::shard::{Chain, Place, Placed, split};
 
 /// A target that is to be spread over shards.
@@ -48,7 +49,7 @@ impl Spread<'_> {
             let shard = if *name == self.args.models.device {
                 device.load(checkpoint, part)?
             } else {
-                load::device(name, self.threads)?.load(checkpoint, part)?
+                choose::device(name, self.threads)?.load(checkpoint, part)?
             };
             shards.push(Some(shard));
         }

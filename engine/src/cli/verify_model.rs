@@ -16,9 +16,10 @@ use marker_core::Phase;
 
 use super::args::VerifyModelArgs;
 use super::error::CliError;
-use super::{load, stats};
+use super::{choose, stats};
 use crate::device::cpu::Cpu;
 use crate::device::{Answer, Input, Pass, Path as Kernels, Shard, Want};
+use crate::load;
 use crate::model::{Checkpoint, Tokenizer};
 
 /// Two logits closer than this may trade places under another order of the same additions.
@@ -98,8 +99,8 @@ struct Verdict {
 
 /// Compares and says what it saw; the exit code is 1 when something differs.
 pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
-    let threads = load::threads(args.threads)?;
-    let dir = load::present(args.dir.clone())?;
+    let threads = choose::threads(args.threads)?;
+    let dir = choose::present(args.dir.clone())?;
     let path = reference_path(&dir, args.reference.as_deref());
     let reference = read(&path)?;
     let checkpoint = Checkpoint::open(&dir)?;
@@ -143,10 +144,16 @@ fn reference_path(dir: &Path, named: Option<&Path>) -> PathBuf {
     let name = "reference.json";
     match named {
         Some(named) => named.to_owned(),
-        None => [dir.join(name), dir.join("..").join(name)]
-            .into_iter()
-            .find(|path| path.exists())
-            .unwrap_or_else(|| dir.join(name)),
+        // Of a relative folder without a name of its own, such as `.`, the parent is not in its path.
+        None => [
+            dir.join(name),
+            dir.parent()
+                .filter(|up| !up.as_os_str().is_empty())
+                .map_or_else(|| dir.join("..").join(name), |up| up.join(name)),
+        ]
+        .into_iter()
+        .find(|path| path.exists())
+        .unwrap_or_else(|| dir.join(name)),
     }
 }
 

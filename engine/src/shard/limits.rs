@@ -23,10 +23,10 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             connect: Duration::from_secs(10),
-            load: Duration::from_secs(600),
-            answer: Duration::from_secs(120),
+            load: Duration::from_mins(10),
+            answer: Duration::from_mins(2),
             frame: Duration::from_secs(30),
-            idle: Duration::from_secs(600),
+            idle: Duration::from_mins(10),
             leave: Duration::from_secs(20),
         }
     }

@@ -85,8 +85,8 @@ impl RemoteShard {
         let mut connection = Connection::new(self.link.open(&self.limits)?);
         self.id += 1;
         let wait = if self.link.is_spawned() { self.limits.load } else { self.limits.connect };
-        let Welcome { context, device, .. } =
-            handshake(&mut connection, &self.terms, self.id, wait).map_err(|failed| self.explain(failed, wait))?;
+        let Welcome { context, device, .. } = handshake(&mut connection, &self.terms, self.id, wait)
+            .map_err(|failed| self.explain(failed, wait))?;
         self.device = device.get();
         let context = context.get() as usize;
         // A chain was built on the first answer; a shard that was restarted with another context must still do.
@@ -156,7 +156,7 @@ impl RemoteShard {
         let snapshot = if self.wishes.snapshot { SNAPSHOT } else { 0 };
         Keep {
             // Positions fit: the handshake gave the context as a `u32`.
-            keep: (self.cached as u32).into(),
+            len: (self.cached as u32).into(),
             restore: self.wishes.restore.unwrap_or(NO_RESTORE).into(),
             flags: (snapshot | flags).into(),
         }
@@ -281,8 +281,8 @@ enum Request<'a> {
 impl Request<'_> {
     fn keep(&self) -> u32 {
         match self {
-            Request::Pass { frame, .. } => frame.fields.keep.keep.get(),
-            Request::Commit(keep) => keep.keep.get(),
+            Request::Pass { frame, .. } => frame.fields.keep.len.get(),
+            Request::Commit(keep) => keep.len.get(),
         }
     }
 
@@ -384,8 +384,7 @@ fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, In
 fn handshake(connection: &mut Connection, terms: &Terms, id: u64, wait: Duration) -> Result<Welcome, Failed> {
     let until = Instant::now() + wait;
     let hello = Hello::new(terms);
-    let sent =
-        connection.send(Frame { kind: kind::HELLO, id }, hello.as_bytes(), &[], &mut Alone, until);
+    let sent = connection.send(Frame { kind: kind::HELLO, id }, hello.as_bytes(), &[], &mut Alone, until);
     // A shard that closed before it heard may have said why.
     let (its_kind, over) = match (next(connection, id, until), sent) {
         (Err(Failed::Fault(_)), Err(fault)) => return Err(fault.into()),

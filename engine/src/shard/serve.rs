@@ -15,7 +15,8 @@ use super::listen::{Listener, Stop};
 use super::wire::frame::{Connection, Frame, kind};
 use super::wire::handshake::{Hello, Side, Terms, VERSION, Welcome, other_version};
 use super::wire::message::{
-    AnswerFields, Asked, Code, END, Judged, Keep, NO_RESTORE, Refusal, SNAPSHOT, judge_commit, judge_pass, length,
+    AnswerFields, Asked, Code, END, Judged, Keep, NO_RESTORE, Refusal, SNAPSHOT, judge_commit, judge_pass,
+    length,
 };
 use super::wire::stream::{Fault, Stream, Wait, poll_until};
 use super::{Limits, leaf};
@@ -260,7 +261,7 @@ impl Session<'_, '_, '_> {
     }
 
     fn run(&mut self, asked: &Asked, values: usize) -> Judged<()> {
-        if asked.keep.keep == 0 && self.under_way {
+        if asked.keep.len == 0 && self.under_way {
             // The generation before this one was given up without a word.
             (self.service.ended)();
         }
@@ -275,7 +276,9 @@ impl Session<'_, '_, '_> {
             path: asked.path,
             want: Want::Hidden,
         };
-        shard.forward(&pass, &mut self.answer).map_err(|error| Refusal::new(Code::Device, error.to_string()))?;
+        shard
+            .forward(&pass, &mut self.answer)
+            .map_err(|error| Refusal::new(Code::Device, error.to_string()))?;
         if self.answer.hidden.len() != values {
             let text = format!("the device gave {} values for {values}", self.answer.hidden.len());
             return Err(Refusal::new(Code::Device, text));
@@ -300,8 +303,8 @@ impl Session<'_, '_, '_> {
     /// Whether the cache has the positions that are to be kept, as far as that can be known before restoring.
     fn has(&self, keep: Keep) -> Judged<()> {
         let cached = self.service.shard.cached();
-        if keep.restore == NO_RESTORE && keep.keep.get() as usize > cached {
-            let text = format!("{} positions are to be kept, and the cache has {cached}", keep.keep);
+        if keep.restore == NO_RESTORE && keep.len.get() as usize > cached {
+            let text = format!("{} positions are to be kept, and the cache has {cached}", keep.len);
             return Err(Refusal::new(Code::Cache, text));
         }
         Ok(())
@@ -314,7 +317,7 @@ impl Session<'_, '_, '_> {
         if keep.restore != NO_RESTORE {
             shard.restore(keep.restore.get() as usize).map_err(failed)?;
         }
-        let (len, cached) = (keep.keep.get() as usize, shard.cached());
+        let (len, cached) = (keep.len.get() as usize, shard.cached());
         if len > cached {
             let text = format!("{len} positions are to be kept, and the restored cache has {cached}");
             return Err(Refusal::new(Code::Cache, text));
@@ -334,7 +337,12 @@ struct Door<'a> {
 }
 
 impl Wait for Door<'_> {
-    fn wait(&mut self, socket: BorrowedFd<'_>, ready: PollFlags, until: Option<Instant>) -> Result<(), Fault> {
+    fn wait(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        ready: PollFlags,
+        until: Option<Instant>,
+    ) -> Result<(), Fault> {
         loop {
             let mut sockets = [
                 PollFd::from_borrowed_fd(socket, ready),

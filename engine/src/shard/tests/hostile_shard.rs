@@ -315,7 +315,7 @@ fn an_answer_that_is_wrong_fails_its_request_and_no_other() {
 #[test]
 fn a_late_answer_to_a_request_that_was_given_up_is_dropped() {
     let fake = fake(greets, 2, |raw, id| {
-        std::thread::sleep(Duration::from_millis(1000));
+        std::thread::sleep(Duration::from_secs(1));
         raw.send(&frame(ANSWER, id, &answer(&[7, 7])));
         true
     });

@@ -133,7 +133,7 @@ mod ranges {
     use marker_core::{Detail, Markers};
 
     fn labels(recorder: &Recorder) -> Vec<String> {
-        recorder.ranges().iter().map(|range| range.label.to_string()).collect()
+        recorder.ranges().iter().map(|range| range.label.clone()).collect()
     }
 
     /// Section 2's counts, and each process counts its own.

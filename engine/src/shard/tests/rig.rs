@@ -27,7 +27,7 @@ pub(super) const LIMITS: Limits = Limits {
     load: Duration::from_secs(10),
     answer: Duration::from_secs(10),
     frame: Duration::from_secs(10),
-    idle: Duration::from_secs(60),
+    idle: Duration::from_mins(1),
     leave: Duration::from_secs(10),
 };
 

@@ -36,6 +36,8 @@ pub(in crate::shard) struct Head {
     pub(in crate::shard) length: U64,
 }
 
+const HEAD: usize = size_of::<Head>();
+
 /// A frame's kind and id; its body is still to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shard) struct Frame {
@@ -89,11 +91,11 @@ impl Connection {
         until: Option<Instant>,
         limit: Duration,
     ) -> Result<(Frame, Instant), Fault> {
-        let mut over = if self.left > 0 || !self.have.is_empty() { Some(Instant::now() + limit) } else { None };
+        let mut over =
+            if self.left > 0 || !self.have.is_empty() { Some(Instant::now() + limit) } else { None };
         if let Some(over) = over {
             self.drain(wait, over)?;
         }
-        const HEAD: usize = size_of::<Head>();
         while self.have.len() < HEAD {
             if self.have.start > BUFFER - HEAD {
                 self.buffer.copy_within(self.have.clone(), 0);
@@ -113,7 +115,10 @@ impl Connection {
         let mut head = Head::new_zeroed();
         self.take_buffered(head.as_mut_bytes());
         if head.magic != MAGIC {
-            return Err(Fault::Unframed(format!("it begins with {:?}", head.magic.escape_ascii().to_string())));
+            return Err(Fault::Unframed(format!(
+                "it begins with {:?}",
+                head.magic.escape_ascii().to_string()
+            )));
         }
         if head.length.get() > self.cap {
             return Err(Fault::Unframed(format!(

@@ -106,7 +106,7 @@ impl fmt::Display for Refusal {
 #[repr(C)]
 pub(in crate::shard) struct Keep {
     /// Positions to keep, after restoring.
-    pub(in crate::shard) keep: U32,
+    pub(in crate::shard) len: U32,
     /// Rows behind the copy to keep when it is put back; [`NO_RESTORE`]: it is not.
     pub(in crate::shard) restore: U32,
     /// [`SNAPSHOT`] and [`END`].
@@ -183,7 +183,10 @@ pub(in crate::shard) fn fields<T: FromBytes + IntoBytes>(
 /// A body of another length than its fields say.
 pub(in crate::shard) fn length(left: u64, expected: u64) -> Refusal {
     let more = if left < expected { "fewer" } else { "more" };
-    Refusal::new(Code::Length, format!("the body has {more} bytes than its fields say: {left}, not {expected}"))
+    Refusal::new(
+        Code::Length,
+        format!("the body has {more} bytes than its fields say: {left}, not {expected}"),
+    )
 }
 
 /// Reads a pass up to its hidden state and judges all of it but the cache's state. Takes no more of the
@@ -230,7 +233,7 @@ pub(in crate::shard) fn judge_pass(
     if let Err(refusal) = judge_keep(&fields.keep, SNAPSHOT) {
         return Ok(Err(refusal));
     }
-    let keep = fields.keep.keep.get() as usize;
+    let keep = fields.keep.len.get() as usize;
     if keep > context || rows > context - keep {
         let text = format!("{rows} rows behind {keep} positions do not fit a cache of {context}");
         return refuse(Code::Rows, text.into());

@@ -123,23 +123,26 @@ impl AsFd for Stream {
 pub(in crate::shard) trait Wait {
     /// Returns when `socket` is ready (or broken, which its next use says), else with
     /// [`Fault::TimedOut`] at `until` or [`Fault::Stopped`].
-    fn wait(&mut self, socket: BorrowedFd<'_>, ready: PollFlags, until: Option<Instant>) -> Result<(), Fault>;
+    fn wait(&mut self, socket: BorrowedFd<'_>, ready: PollFlags, until: Option<Instant>)
+    -> Result<(), Fault>;
 }
 
 /// A side that waits for its peer alone: a parent.
 pub(in crate::shard) struct Alone;
 
 impl Wait for Alone {
-    fn wait(&mut self, socket: BorrowedFd<'_>, ready: PollFlags, until: Option<Instant>) -> Result<(), Fault> {
+    fn wait(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        ready: PollFlags,
+        until: Option<Instant>,
+    ) -> Result<(), Fault> {
         poll_until(&mut [PollFd::from_borrowed_fd(socket, ready)], until)
     }
 }
 
 /// `poll` until one of `sockets` is ready, with [`Fault::TimedOut`] at `until`.
-pub(in crate::shard) fn poll_until(
-    sockets: &mut [PollFd<'_>],
-    until: Option<Instant>,
-) -> Result<(), Fault> {
+pub(in crate::shard) fn poll_until(sockets: &mut [PollFd<'_>], until: Option<Instant>) -> Result<(), Fault> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(timespec);
