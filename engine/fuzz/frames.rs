@@ -98,9 +98,9 @@ pub fn try_on_a_shard(bytes: &[u8]) {
         });
         let parent = Parent(&ours);
         if how & 1 == 0 {
-            parent.bytes(how & 2 != 0, bytes)
+            parent.bytes(how & 2 != 0, bytes);
         } else {
-            parent.frames(bytes)
+            parent.frames(bytes);
         }
         // Its end ends the session, also when an assertion has failed.
         let _ = ours.shutdown(Shutdown::Both);
