@@ -96,20 +96,19 @@ pub fn try_on_a_shard(bytes: &[u8]) {
             };
             service.inherited(theirs, &stop).expect("a session");
         });
-        let parent = Parent(&ours);
+        // Its end ends the session, also when an assertion fails.
+        let parent = Parent(ours);
         if how & 1 == 0 {
-            parent.bytes(how & 2 != 0, bytes)
+            parent.bytes(how & 2 != 0, bytes);
         } else {
-            parent.frames(bytes)
+            parent.frames(bytes);
         }
-        // Its end ends the session, also when an assertion has failed.
-        let _ = ours.shutdown(Shutdown::Both);
     });
 }
 
-struct Parent<'a>(&'a UnixStream);
+struct Parent(UnixStream);
 
-impl Parent<'_> {
+impl Parent {
     fn bytes(mut self, greeted: bool, bytes: &[u8]) {
         if greeted {
             self.greet();
