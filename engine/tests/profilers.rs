@@ -2,6 +2,7 @@
 //! every call. The same ranges appear in each, and without a profiler nothing is looked for.
 
 #![cfg(all(feature = "nvtx", feature = "roctx", feature = "record", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "all of this program is a test")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,6 @@ use std::time::Duration;
 #[path = "../../backend-nvtx/tests/nsys/mod.rs"]
 mod nsys;
 #[allow(dead_code, reason = "the tests of the ROCTX backend use the rest")]
-#[allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 #[path = "../../backend-roctx/tests/roctx/shim.rs"]
 mod shim;
 
