@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+mod debian;
 mod features;
+mod nsys;
 mod registries;
 mod steps;
 mod tools;
@@ -18,6 +20,7 @@ cargo xtask <command>
 
   test   install what is missing (as root on Debian; elsewhere say what to install), then run all that CI runs:
          format, clippy, every feature alone and together, docs, the proofs, the tests
+  nsys   get Nsight Systems for the tests, and print where it is
   help   this text
 ";
 
@@ -26,6 +29,9 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["test"] => test(),
+        ["nsys"] => nsys::nsys(&tools_folder())
+            .map(|program| println!("{}", program.display()))
+            .map_err(|error| error.to_string()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -55,4 +61,10 @@ fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
+}
+
+/// Where tools that the tests need are put.
+fn tools_folder() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    target.join("tools")
 }
