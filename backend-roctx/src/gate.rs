@@ -4,8 +4,7 @@
 //! change behind the other's back: a range announces itself before it is sent, and a pause succeeds only
 //! from "nothing is open".
 
-use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
-use std::sync::{Mutex, PoisonError};
+use crate::sync::{AcqRel, Acquire, AtomicU64, Mutex, PoisonError, Release};
 
 /// Why the profiler was not paused or resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,70 +102,5 @@ fn told(answer: Option<i32>) -> Result<(), PauseError> {
         Some(0) => Ok(()),
         Some(code) => Err(PauseError::Refused(code)),
         None => Err(PauseError::NotInLibrary),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
-
-    #[test]
-    fn never_twice_and_never_inside_a_range() {
-        let gate = Gate::new(true);
-        let tell = || Some(0);
-        assert_eq!(gate.resume(tell), Err(PauseError::NotPaused));
-        assert!(gate.enter() && gate.enter());
-        assert_eq!(gate.pause(tell), Err(PauseError::RangesOpen(2)));
-        gate.leave(2);
-        assert_eq!(gate.pause(tell), Ok(()));
-        assert!(!gate.enter(), "nothing is sent while paused");
-        assert_eq!(gate.pause(tell), Err(PauseError::AlreadyPaused));
-        assert_eq!(gate.resume(tell), Ok(()));
-        assert_eq!(gate.resume(tell), Err(PauseError::NotPaused));
-        assert!(gate.enter());
-    }
-
-    #[test]
-    fn what_the_tool_refuses_changes_nothing() {
-        let gate = Gate::new(true);
-        assert_eq!(gate.pause(|| Some(3)), Err(PauseError::Refused(3)));
-        assert_eq!(gate.pause(|| None), Err(PauseError::NotInLibrary));
-        assert_eq!(gate.pause(|| Some(0)), Ok(()));
-        assert_eq!(gate.resume(|| Some(3)), Err(PauseError::Refused(3)));
-        assert!(!gate.enter(), "still paused");
-        assert_eq!(gate.resume(|| Some(0)), Ok(()));
-        assert_eq!(Gate::new(false).pause(|| Some(0)), Err(PauseError::NotAskedFor));
-    }
-
-    #[test]
-    fn a_pause_never_meets_an_open_range_on_another_thread() {
-        let (gate, open, pauses) = (Gate::new(true), AtomicI64::new(0), AtomicI64::new(0));
-        let done = AtomicBool::new(false);
-        std::thread::scope(|threads| {
-            for _ in 0..3 {
-                threads.spawn(|| {
-                    while !done.load(SeqCst) {
-                        if gate.enter() {
-                            open.fetch_add(1, SeqCst);
-                            open.fetch_sub(1, SeqCst);
-                            gate.leave(1);
-                        }
-                        std::thread::yield_now();
-                    }
-                });
-            }
-            while pauses.load(SeqCst) < 1000 {
-                let nothing_open = || {
-                    assert_eq!(open.load(SeqCst), 0);
-                    Some(0)
-                };
-                if gate.pause(nothing_open).is_ok() {
-                    pauses.fetch_add(1, SeqCst);
-                    assert_eq!(gate.resume(nothing_open), Ok(()));
-                }
-            }
-            done.store(true, SeqCst);
-        });
     }
 }

@@ -34,6 +34,13 @@ mod sys;
 #[path = "sys_absent.rs"]
 mod sys;
 
+/// What the gate is made of, named in one place so that a test can put loom's in its stead.
+mod sync {
+    pub(crate) use std::sync::atomic::AtomicU64;
+    pub(crate) use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+    pub(crate) use std::sync::{Mutex, PoisonError};
+}
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

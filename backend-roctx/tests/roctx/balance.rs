@@ -2,7 +2,6 @@
 //! as ROCm 6.3 does, so a fault is a death by signal.
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -13,12 +12,11 @@ use crate::child::{self, Child, End, Outcome};
 use crate::shim;
 
 /// The shim's log, read on from where it was left.
-struct Log(Mutex<fs::File>);
+struct Log(fs::File, Mutex<u64>);
 
 impl Witness for Log {
     fn take(&self) -> Vec<Seen> {
-        let mut text = String::new();
-        self.0.lock().unwrap().read_to_string(&mut text).unwrap();
+        let lines = shim::lines_from(&self.0, &mut self.1.lock().unwrap());
         let seen = |line: shim::Line| {
             let (call, text) = match line.call.as_str() {
                 "push" => (Call::Push, Some(line.text)),
@@ -31,7 +29,7 @@ impl Witness for Log {
             };
             Some(Seen { thread: line.thread, call, text })
         };
-        shim::parse(&text).into_iter().filter_map(seen).collect()
+        lines.into_iter().filter_map(seen).collect()
     }
 }
 
@@ -44,10 +42,9 @@ fn runs_the_suite() {
         return;
     }
     let roctx = Box::leak(Box::new(child::search().load().unwrap()));
-    let mut log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
-    log.seek(SeekFrom::End(0)).unwrap();
+    let log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
     let push = std::env::var("ROCTX_SHIM_PUSH").map_or(true, |answer| !answer.starts_with('-'));
-    conformance::check(roctx, Expect { push, start: true }, Some(&Log(Mutex::new(log))));
+    conformance::check(roctx, Expect { push, start: true }, Some(&Log(log, Mutex::new(0))));
     println!("child: {}", roctx.counters().failed > 0);
 }
 
@@ -154,11 +151,13 @@ fn two_at_once() {
     let first = one.push(&label);
     assert!(!two.push(&label).is_taken(), "the thread's ranges are the other's");
     two.pop(first);
+    assert_eq!(two.counters().popped, 0, "the range is the other's");
     one.pop(first);
     let second = two.push(&label);
     assert!(second.is_taken());
     one.pop(second);
     one.pop(first);
+    assert_eq!(one.counters().popped, 1);
     two.pop(second);
     assert_eq!((one.counters().popped, two.counters().popped), (1, 1));
 }

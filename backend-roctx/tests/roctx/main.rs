@@ -7,6 +7,7 @@
 mod balance;
 mod child;
 mod debian;
+mod leaving;
 mod pausing;
 mod preload;
 mod resolution;

@@ -1,6 +1,7 @@
 //! Test libraries that stand for ROCTX, compiled from one C file, and what they wrote down.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -45,11 +46,18 @@ pub(crate) struct Line {
 
 /// What was written down so far.
 pub(crate) fn lines(log: &Path) -> Vec<Line> {
-    // No call, no file.
-    parse(&fs::read_to_string(log).unwrap_or_default())
+    // No library was loaded, no file.
+    fs::File::open(log).map_or_else(|_| Vec::new(), |file| lines_from(&file, &mut 0))
 }
 
-pub(crate) fn parse(log: &str) -> Vec<Line> {
+/// What was written down from `at` on, which moves to the end.
+pub(crate) fn lines_from(log: &fs::File, at: &mut u64) -> Vec<Line> {
+    let mut used = [0; 8];
+    log.read_exact_at(&mut used, 0).unwrap();
+    let used = u64::from_ne_bytes(used);
+    let mut text = vec![0; (used - *at) as usize];
+    log.read_exact_at(&mut text, 8 + *at).unwrap();
+    *at = used;
     let hex = |text: &str| -> Vec<u8> {
         let digit = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
         (0..text.len()).step_by(2).map(digit).collect()
@@ -64,7 +72,8 @@ pub(crate) fn parse(log: &str) -> Vec<Line> {
             text: String::from_utf8(hex(text)).ok()?,
         })
     };
-    log.lines().map(|l| line(l).unwrap_or_else(|| panic!("not a line of a shim: {l}"))).collect()
+    let text = String::from_utf8(text).unwrap();
+    text.lines().map(|l| line(l).unwrap_or_else(|| panic!("not a line of a shim: {l}"))).collect()
 }
 
 /// The calls of the shims with this tag, in order.
