@@ -19,5 +19,6 @@ pub mod counts;
 pub mod machine;
 #[cfg(feature = "peers")]
 pub mod peers;
+pub mod perturb;
 pub mod shim;
 pub mod statistics;
