@@ -155,6 +155,20 @@ impl Roctx {
         self.tally.popped(&local.shard, pops);
     }
 
+    #[inline(never)]
+    fn start_on(&self, local: &Local, label: &Label) -> SpanId {
+        if !self.gate.enter() {
+            return SpanId::NOT_TAKEN;
+        }
+        let id = self.api.start(label).map_or(SpanId::NOT_TAKEN, SpanId::new);
+        if id.is_taken() {
+            self.tally.pushed(&local.shard);
+        } else {
+            self.not_taken(local);
+        }
+        id
+    }
+
     #[cold]
     #[inline(never)]
     fn pop_others(&self, pops: u32) {
@@ -216,20 +230,9 @@ impl Marker for Roctx {
     }
 
     /// An id of 0 counts as not taken: ROCTX's start from 1.
+    #[inline]
     fn start(&self, label: &Label) -> SpanId {
-        LOCAL.with(|local| {
-            if !self.gate.enter() {
-                return SpanId::NOT_TAKEN;
-            }
-            let id = self.api.start(label).map_or(SpanId::NOT_TAKEN, SpanId::new);
-            if id.is_taken() {
-                self.tally.pushed(&local.shard);
-            } else {
-                self.gate.leave(1);
-                self.tally.failed(&local.shard);
-            }
-            id
-        })
+        LOCAL.with(|local| self.start_on(local, label))
     }
 
     /// To be called once for every start that took: a tool may abort the process on an id that it does not

@@ -4,17 +4,11 @@ use std::hint::black_box;
 
 use crate::case::{Case, TEXT};
 
-/// All of them.
-pub fn all() -> Vec<Case> {
-    let group = "peers, no tool";
-    let domain: &'static nvtx::Domain = Box::leak(Box::new(nvtx::Domain::new(c"ds4")));
-    let layered = {
-        use tracing_subscriber::layer::SubscriberExt as _;
-        tracing::Dispatch::new(tracing_subscriber::registry().with(nvtx::tracing::NvtxLayer::default()))
-    };
-    let layer = move |times: u64, body: fn()| {
-        tracing::dispatcher::with_default(&layered, || (0..times).for_each(|_| body()));
-    };
+const GROUP: &str = "peers";
+
+/// NVTX's own C header, through the crate that compiles it.
+pub fn c_header() -> Vec<Case> {
+    let group = GROUP;
     vec![
         Case::new(group, "nvtx: C header, push/pop", || {
             nvtx::sys::range_push_ascii(black_box(TEXT));
@@ -24,6 +18,22 @@ pub fn all() -> Vec<Case> {
             nvtx::sys::range_end(nvtx::sys::range_start_ascii(black_box(TEXT)));
         }),
         Case::new(group, "nvtx: C header, mark", || nvtx::sys::mark_ascii(black_box(TEXT))),
+    ]
+}
+
+/// All of them.
+pub fn all() -> Vec<Case> {
+    let group = GROUP;
+    let domain: &'static nvtx::Domain = Box::leak(Box::new(nvtx::Domain::new(c"ds4")));
+    let layered = {
+        use tracing_subscriber::layer::SubscriberExt as _;
+        tracing::Dispatch::new(tracing_subscriber::registry().with(nvtx::tracing::NvtxLayer::default()))
+    };
+    let layer = move |times: u64, body: fn()| {
+        tracing::dispatcher::with_default(&layered, || (0..times).for_each(|_| body()));
+    };
+    let mut cases = c_header();
+    cases.extend([
         Case::new(group, "nvtx: LocalRange of a C string", || {
             drop(nvtx::LocalRange::new(black_box(TEXT)));
         }),
@@ -46,5 +56,6 @@ pub fn all() -> Vec<Case> {
         Case::new(group, "log: info!, no logger", || {
             log::info!("layer_range tokens={}", black_box(5_u64));
         }),
-    ]
+    ]);
+    cases
 }

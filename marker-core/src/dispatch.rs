@@ -186,11 +186,18 @@ impl<'m> Markers<'m> {
     }
 }
 
+#[inline]
 fn with_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
     match intern(fields) {
         Some(label) => use_it(label),
-        None => use_it(&Label::new(*fields)),
+        None => with_own_label(fields, use_it),
     }
+}
+
+/// Apart, so that who finds the label in the table sets no room for one aside.
+#[inline(never)]
+fn with_own_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
+    use_it(&Label::new(*fields))
 }
 
 impl fmt::Debug for Markers<'_> {
