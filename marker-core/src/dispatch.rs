@@ -165,7 +165,7 @@ impl<'m> Markers<'m> {
     #[inline]
     pub fn mark(self, fields: impl Into<Fields>) {
         if let Some(marker) = self.backend() {
-            with_label(&fields.into(), |label| marker.mark(label));
+            mark_heard(marker, &fields.into());
         }
     }
 
@@ -173,7 +173,7 @@ impl<'m> Markers<'m> {
     #[inline]
     pub fn start(self, fields: impl Into<Fields>) -> Span<'m> {
         match self.backend() {
-            Some(marker) => with_label(&fields.into(), |label| Span::start(marker, label)),
+            Some(marker) => start_heard(marker, &fields.into()),
             None => Span::off(),
         }
     }
@@ -184,6 +184,18 @@ impl<'m> Markers<'m> {
             marker.name_thread(&Label::text(name));
         }
     }
+}
+
+/// Apart, so that a mark which nobody hears saves no register.
+#[inline(never)]
+fn mark_heard(marker: &dyn Marker, fields: &Fields) {
+    with_label(fields, |label| marker.mark(label));
+}
+
+/// Apart, as above.
+#[inline(never)]
+fn start_heard<'m>(marker: &'m dyn Marker, fields: &Fields) -> Span<'m> {
+    with_label(fields, |label| Span::start(marker, label))
 }
 
 #[inline]

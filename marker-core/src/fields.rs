@@ -146,6 +146,7 @@ impl PartialEq for Fields {
     }
 }
 
+#[allow(clippy::missing_fields_in_debug, reason = "they are all there, unpacked")]
 impl fmt::Debug for Fields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fields")

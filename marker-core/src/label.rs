@@ -29,14 +29,21 @@ impl Label {
     /// Formats `fields`.
     #[inline]
     pub fn new(fields: Fields) -> Self {
-        // Made where it will stand and filled there: a label is too large to be moved about.
-        let mut label = Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: Some(fields) };
-        label.format(&fields);
+        let mut label = Label::empty(fields);
+        label.written();
         label
     }
 
+    /// What `fields` will be written into.
+    #[inline]
+    pub(crate) const fn empty(fields: Fields) -> Self {
+        Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: Some(fields) }
+    }
+
+    /// Writes the text of the fields, where the label is: once it is written, to move it takes as long again.
     #[inline(never)]
-    fn format(&mut self, fields: &Fields) {
+    pub(crate) fn written(&mut self) -> &Self {
+        let Some(fields) = self.fields else { return self };
         let mut text = Text { bytes: &mut self.bytes, len: 0, full: false };
         text.sanitised(fields.scope().name());
         if let Some(mode) = fields.get_mode() {
@@ -57,6 +64,7 @@ impl Label {
             text.number(device.into());
         }
         self.len = text.len as u8;
+        self
     }
 
     /// A label of any text, for programs whose ranges are not the vocabulary's.
@@ -231,34 +239,65 @@ impl Text<'_> {
         }
     }
 
+    #[inline(never)]
     fn long_number(&mut self, value: u64) {
-        let digits = value.ilog10() as usize + 1;
-        if digits > self.room() {
-            let mut text = [0; 20];
-            write_digits(&mut text[..digits], value);
-            return self.cut(&text[..digits]);
-        }
-        if let Some(place) = self.bytes.get_mut(self.len..self.len + digits) {
-            // Division of a word of half the size takes half the time.
-            match u32::try_from(value) {
-                Ok(mut small) => {
-                    for byte in place.iter_mut().rev() {
-                        *byte = b'0' + (small % 10) as u8;
-                        small /= 10;
-                    }
-                }
-                Err(_) => write_digits(place, value),
+        let mut digits = [0; MOST_DIGITS];
+        let len = match u32::try_from(value) {
+            Ok(value) if value < 100 => {
+                digits[..2].copy_from_slice(pair(value));
+                2
             }
-            self.len += digits;
+            Ok(value) if value < 1_000_000 => {
+                // Two divisions at the same time, where digit by digit would be six, one after the other.
+                let (high, middle, low) = (value / 10_000, value / 100 % 100, value % 100);
+                let skip =
+                    usize::from(value < 100_000) + usize::from(value < 10_000) + usize::from(value < 1000);
+                let ([a, b], [c, d], [e, f]) = (*pair(high), *pair(middle), *pair(low));
+                // As one number, so that leading zeros go by one shift.
+                let text = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) >> (8 * skip);
+                digits[..8].copy_from_slice(&text.to_le_bytes());
+                6 - skip
+            }
+            _ => very_long_number(&mut digits, value),
+        };
+        let fits = MOST_DIGITS <= self.room();
+        match self.bytes.get_mut(self.len..self.len + MOST_DIGITS) {
+            // All of it at once: what is behind the number is NUL, as it must be.
+            Some(place) if fits => {
+                place.copy_from_slice(&digits);
+                self.len += len;
+            }
+            _ => self.append(&digits[..len]),
         }
     }
 }
 
-fn write_digits(place: &mut [u8], mut value: u64) {
-    for byte in place.iter_mut().rev() {
-        *byte = b'0' + (value % 10) as u8;
+/// Digits of the largest number.
+const MOST_DIGITS: usize = 20;
+
+/// The two digits of a number below 100.
+#[inline]
+fn pair(value: u32) -> &'static [u8; 2] {
+    static PAIRS: [[u8; 2]; 100] = {
+        let mut pairs = [[0; 2]; 100];
+        let mut at = 0;
+        while at < pairs.len() {
+            pairs[at] = [b'0' + (at / 10) as u8, b'0' + (at % 10) as u8];
+            at += 1;
+        }
+        pairs
+    };
+    &PAIRS[value as usize % PAIRS.len()]
+}
+
+#[cold]
+fn very_long_number(digits: &mut [u8; MOST_DIGITS], mut value: u64) -> usize {
+    let len = value.ilog10() as usize + 1;
+    for digit in digits[..len].iter_mut().rev() {
+        *digit = b'0' + (value % 10) as u8;
         value /= 10;
     }
+    len
 }
 
 /// Whether there is a NUL, eight bytes at a time.
@@ -296,6 +335,17 @@ mod tests {
         assert_eq!(text(Fields::from("step")), "step");
         assert_eq!(text(Fields::from("")), "");
         assert_eq!(text(Fields::from("a\0b").tokens(u64::MAX)), "a?b tokens=18446744073709551615");
+    }
+
+    #[test]
+    fn numbers_of_every_length_are_their_digits() {
+        let powers = (0..20).map(|digits| 10_u64.pow(digits));
+        for number in
+            powers.flat_map(|power| [power - 1, power, power + 1, 9 * (power / 10), u64::MAX / power])
+        {
+            let label = Label::new(Fields::from("n").tokens(number));
+            assert_eq!(label.as_str(), format!("n tokens={number}"));
+        }
     }
 
     #[test]

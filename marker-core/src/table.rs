@@ -47,7 +47,7 @@ fn find(fields: &Fields, hash: u64) -> Option<&'static Label> {
     let (bucket, tag) = place(hash);
     // Acquire: a tag is set when its label is there.
     let tags = TAGS[bucket].load(Ordering::Acquire);
-    let candidates = zero_bytes(tags ^ tag * ONES);
+    let candidates = zero_bytes(tags ^ (tag * ONES));
     if candidates == 0 {
         if zero_bytes(tags) == 0 {
             return None;
@@ -63,7 +63,7 @@ fn find(fields: &Fields, hash: u64) -> Option<&'static Label> {
 /// The high bits of a product are its best.
 #[inline]
 const fn place(hash: u64) -> (usize, u64) {
-    ((hash >> 58) as usize, hash >> 50 & 0xff | 1)
+    ((hash >> 58) as usize, (hash >> 50) & 0xff | 1)
 }
 
 /// Looks at every place of the bucket, and takes the first that is free.

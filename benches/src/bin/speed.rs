@@ -130,7 +130,9 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
     }
 
     let base = rate(&plain);
-    text.push_str("\n| decode | tokens/s | over target-only | tokens/pass | accepted |\n|---|---:|---:|---:|---:|\n");
+    text.push_str(
+        "\n| decode | tokens/s | over target-only | tokens/pass | accepted |\n|---|---:|---:|---:|---:|\n",
+    );
     let mut row = |name: &str, runs: &[Generation]| -> Result<()> {
         let one = runs.first().ok_or("nothing was measured")?;
         if runs.iter().any(|run| run.tokens != plain[0].tokens) {
@@ -138,7 +140,12 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
         }
         let accepted = one.acceptance_rate().map_or("".into(), |rate| format!("{:.0} %", 100.0 * rate));
         let per_pass = one.tokens_per_target_pass().unwrap_or(0.0);
-        let _ = writeln!(text, "| {name} | {:.0} | {:.2} | {per_pass:.2} | {accepted} |", rate(runs), rate(runs) / base);
+        let _ = writeln!(
+            text,
+            "| {name} | {:.0} | {:.2} | {per_pass:.2} | {accepted} |",
+            rate(runs),
+            rate(runs) / base
+        );
         Ok(())
     };
     row("target-only", &plain)?;
@@ -158,8 +165,7 @@ fn generate(engine: &mut Engine, request: &Request) -> Result<Generation> {
 }
 
 fn rate(runs: &[Generation]) -> f64 {
-    let rates: Vec<f64> =
-        runs.iter().map(|run| (run.tokens.len() - 1) as f64 / run.decode_seconds).collect();
+    let rates: Vec<f64> = runs.iter().map(|run| (run.tokens.len() - 1) as f64 / run.decode_seconds).collect();
     median(&rates)
 }
 
