@@ -67,6 +67,10 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
         "tests of engine without features",
         "test -p engine --no-default-features --lib --test cli",
     ));
+    steps.push(Step::cargo(
+        "instruction counts of markers",
+        "run --quiet --locked --release --package benches --bin counts -- --check",
+    ));
     // With it runs the proof that the null backend leaves no instruction: backend-null/tests/leaves_nothing.rs.
     steps.push(Step::cargo("tests", "test --workspace"));
     steps

@@ -38,6 +38,22 @@ pub(crate) const ALL: &[Tool] = &[
         from: From::Debian(&["chromium", "fonts-dejavu-core"]),
     },
     Tool {
+        name: "valgrind",
+        what_for: "the instruction counts of markers",
+        probe: &["valgrind", "--version"],
+        from: From::Debian(&["valgrind"]),
+    },
+    Tool {
+        name: "libclang",
+        what_for: "the peers that markers are measured beside, one of which reads a C header",
+        probe: &[
+            "sh",
+            "-c",
+            "for at in /usr/lib/llvm-*/lib/libclang.so* /usr/lib/llvm-*/lib/libclang-[0-9]*.so*; do [ -e $at ] && exit 0; done; exit 1",
+        ],
+        from: From::Debian(&["libclang1-19", "libclang-common-19-dev"]),
+    },
+    Tool {
         name: "rustfmt",
         what_for: "the format step",
         probe: &["cargo", "fmt", "--version"],
