@@ -76,17 +76,18 @@ fn tree_prints_every_range_counted_and_timed() {
 }
 
 #[test]
-fn a_closed_output_ends_quietly() {
-    for file in samples_of("shards") {
+fn a_closed_output_ends_quietly_and_changes_no_answer() {
+    let edges = samples_of("edges").into_iter().map(|file| ("check", file, 1));
+    for (command, file, code) in samples_of("shards").into_iter().map(|file| ("tree", file, 0)).chain(edges) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_phasetrace"))
-            .args(["tree", file.to_str().unwrap()])
+            .args([command, file.to_str().unwrap()])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         drop(child.stdout.take());
         let done = child.wait_with_output().unwrap();
-        assert_eq!(done.status.code(), Some(0));
+        assert_eq!(done.status.code(), Some(code), "{command} {}", file.display());
         assert!(done.stderr.is_empty(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 }
