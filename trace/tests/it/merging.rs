@@ -128,6 +128,46 @@ fn one_run_given_in_three_formats_is_counted_once() {
 }
 
 #[test]
+fn a_file_given_twice_counts_once_with_its_device_work() {
+    let mut files: Vec<PathBuf> = ["spec", "edges", "kernels"].into_iter().flat_map(samples_of).collect();
+    let corpus = ["nsys/kernels", "rocprof_json/good", "rocpd/good", "chrome/good"];
+    files.extend(corpus.map(|path| sample("../../fuzz/corpus").join(path)));
+    files.push(sample("../recordings/full.json"));
+    let (_folder, hand_made) = folder(&[
+        ("r_marker_api_trace.csv", MARKERS),
+        ("r_hip_api_trace.csv", HIP),
+        ("r_kernel_trace.csv", KERNELS),
+    ]);
+    let runs = files.into_iter().map(|file| vec![file]).chain([hand_made]);
+    for run in runs {
+        let twice: Vec<PathBuf> = run.iter().chain(&run).cloned().collect();
+        let (once, twice) = (trace::read(&run).unwrap(), trace::read(&twice).unwrap());
+        let shape = |trace: &trace::model::Trace| {
+            (trace.ranges.len(), trace.activities.len(), trace.threads.len(), trace.processes.len())
+        };
+        assert_eq!(shape(&once), shape(&twice), "{run:?}");
+        assert_eq!(attribute(&once).phases, attribute(&twice).phases, "{run:?}");
+        assert!(twice.observations.list.iter().any(|note| note.text.contains("once more")), "{run:?}");
+    }
+}
+
+#[test]
+fn kernels_that_two_files_tell_of_count_once_and_new_ones_are_kept() {
+    let json = sample("../../fuzz/corpus/rocprof_json/good");
+    let trace = read(&json);
+    assert!(!trace.ranges.is_empty() && !trace.activities.is_empty());
+    // The same run without its kernels first: its ranges are known then, and the kernels are not.
+    let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for work in ["kernel_dispatch", "memory_copy"] {
+        text["rocprofiler-sdk-tool"][0]["buffer_records"][work] = serde_json::json!([]);
+    }
+    let (_folder, bare) = folder(&[("bare.json", &text.to_string())]);
+    let both = trace::read(&[&bare[0], &json]).unwrap();
+    assert_eq!((both.ranges.len(), both.activities.len()), (trace.ranges.len(), trace.activities.len()));
+    assert_eq!(attribute(&both).phases, attribute(&trace).phases);
+}
+
+#[test]
 fn ranks_of_one_host_share_its_clock_and_those_of_two_do_not() {
     let rank = |pid: u32| MARKERS.replace(",7,8,", &format!(",{pid},{pid},"));
     let (_folder, files) = folder(&[
