@@ -46,7 +46,7 @@ enum Command {
     },
     /// One self-contained page to look at.
     Report {
-        /// Files of one run.
+        /// Files of one run; two files that are no one run are compared.
         #[arg(required = true)]
         traces: Vec<PathBuf>,
         /// The page.
@@ -162,8 +162,12 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<u8, Error> {
         }
         Command::Report { traces, output, against, stats } => {
             let counts = if stats.is_empty() { None } else { Some(check::counts(stats)?) };
-            let mut first = read(traces)?;
-            let second = if against.is_empty() { None } else { Some(read(against)?) };
+            let (mut first, second) = match (against.as_slice(), &counts) {
+                // The engine's counts are those of one run.
+                ([], Some(_)) => (read(traces)?, None),
+                ([], None) => report::runs(traces)?,
+                _ => (read(traces)?, Some(read(against)?)),
+            };
             report::write(&mut first, counts.as_ref(), second, output)?;
             Ok(0)
         }

@@ -91,3 +91,19 @@ fn a_closed_output_ends_quietly_and_changes_no_answer() {
         assert!(done.stderr.is_empty(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 }
+
+#[test]
+fn a_page_of_two_traces_compares_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let (a, b) = (path("rocprofv3-1.0.0/spec/trace_results.db"), path("nsys-2023.4.4/spec/trace.sqlite"));
+    let written = |files: &[&str]| {
+        let done = phasetrace(&[&["report"], files, &["-o", page.to_str().unwrap()]].concat());
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        std::fs::read_to_string(&page).unwrap()
+    };
+    let same = r#""same":true,"difference":"the same phases: 21 ranges on 1 thread""#;
+    assert!(written(&[&a, &b]).contains(same));
+    assert!(written(&[&a, "--against", &b]).contains(same));
+    assert!(written(&[&a]).contains(r#""same":null"#));
+}

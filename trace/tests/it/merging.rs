@@ -104,6 +104,41 @@ fn a_parent_and_its_remote_shard_tile_the_model_together() {
 }
 
 #[test]
+fn two_files_are_compared_unless_they_are_one_run() {
+    let split = |a: &PathBuf, b: &PathBuf| trace::report::runs(&[a, b]).unwrap().1.is_some();
+    for case in ["spec", "target", "shards"] {
+        let files = samples_of(case);
+        let of =
+            |profiler: &str| files.iter().find(|file| file.to_str().unwrap().contains(profiler)).unwrap();
+        for (a, b) in
+            [("nsys-2022", "nsys-2023"), ("nsys-2023", "rocprofv3-1"), ("rocprofv3-0", "rocprofv3-1")]
+        {
+            assert!(split(of(a), of(b)), "{case} by {a} and by {b} is two runs");
+        }
+        let same: Vec<_> =
+            files.iter().filter(|file| file.to_str().unwrap().contains("rocprofv3-1")).collect();
+        assert!(!split(same[0], same[1]), "{case}: one run in two formats");
+    }
+
+    let parent = recording("one", 7, 1_000_000_000, (0, 4), &[0, 20]);
+    let shard = recording("two", 7, 1_000_005_000, (4, 8), &[1, 21]);
+    let rank = recording("two", 7, 1_000_005_000, (0, 4), &[1, 21]);
+    let later = recording("two", 7, 2_000_000_000, (0, 4), &[1, 21]);
+    let (_folder, files) = folder(&[
+        ("parent.json", &parent),
+        ("shard.json", &shard),
+        ("rank.json", &rank),
+        ("later.json", &later),
+        ("r_marker_api_trace.csv", MARKERS),
+        ("r_kernel_trace.csv", KERNELS),
+    ]);
+    assert!(!split(&files[0], &files[1]), "a shard passes other layers");
+    assert!(!split(&files[0], &files[2]), "a rank runs at the same time");
+    assert!(split(&files[0], &files[3]), "the same layers at another time");
+    assert!(!split(&files[4], &files[5]), "kernels have no phases of their own");
+}
+
+#[test]
 fn clocks_that_cannot_be_aligned_are_declared() {
     let nsys = sample("nsys-2023.4.4/spec/trace.sqlite");
     let csv = sample("rocprofv3-1.0.0/spec/trace_marker_api_trace.csv");
