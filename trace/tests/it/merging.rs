@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use trace::diff::{Difference, diff};
 use trace::gpu::{Owner, attribute};
-use trace::model::{Clock, Kind};
+use trace::model::{Clock, Kind, Launch, Work};
 
 use crate::{checked, findings, notes, read, sample, samples_of};
 
@@ -200,6 +200,30 @@ fn kernels_that_two_files_tell_of_count_once_and_new_ones_are_kept() {
     let both = trace::read(&[&bare[0], &json]).unwrap();
     assert_eq!((both.ranges.len(), both.activities.len()), (trace.ranges.len(), trace.activities.len()));
     assert_eq!(attribute(&both).phases, attribute(&trace).phases);
+}
+
+#[test]
+fn work_that_is_new_keeps_its_launch_when_the_rest_of_its_file_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    // Two files of nsys are one process only where both name their host.
+    let changed = |name: &str, sql: &str| {
+        let file = folder.path().join(name);
+        std::fs::copy(sample("nsys-2025.3.1-h200/kernels/trace.sqlite"), &file).unwrap();
+        let host = "CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT);
+            INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('Hostname', 'box')";
+        rusqlite::Connection::open(&file).unwrap().execute_batch(&format!("{host}; {sql}")).unwrap();
+        file
+    };
+    let whole = changed("whole.sqlite", "");
+    let without_copies = changed("without_copies.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY");
+    let copy = |files: &[&PathBuf]| {
+        let trace = trace::read(files).unwrap();
+        assert_eq!(trace.activities.len(), 10);
+        trace.activities.iter().find(|piece| piece.work == Work::Copy).map(|piece| piece.launch).unwrap()
+    };
+    let launch = copy(&[&whole]);
+    assert!(matches!(launch, Launch::At(..)), "{launch:?}");
+    assert_eq!(copy(&[&without_copies, &whole]), launch);
 }
 
 #[test]
