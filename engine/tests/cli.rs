@@ -526,6 +526,21 @@ fn a_closed_standard_output_ends_quietly() {
 
 #[cfg(target_os = "linux")]
 #[test]
+#[cfg(unix)]
+fn a_named_pipe_is_opened_once_so_that_its_reader_gets_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("stats");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::read(pipe).unwrap())
+    };
+    succeeds(&["generate", "--max-tokens", "2", "--stats", pipe.to_str().unwrap()]);
+    let stats: Value = serde_json::from_slice(&reader.join().unwrap()).unwrap();
+    assert_eq!(stats["completion_tokens"], 2);
+}
+
+#[test]
 fn a_full_disk_under_standard_output_is_an_error() {
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = phasemark(&["generate", "--max-tokens", "4"]).stdout(full).output().unwrap();

@@ -26,7 +26,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
     let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
     if let (Some(record), Some(stats)) = (&record_file, &stats_file)
-        && record.path() == stats.path()
+        && record.replaces(stats)
     {
         return Err(CliError::SameFile { path: stats.path().to_owned() });
     }

@@ -168,6 +168,67 @@ fn a_round_drafts_no_more_than_the_budget_can_use() {
     assert_eq!(drafts(8), (vec![4, 1], 2));
 }
 
+/// A shard that writes down when it is copied aside and put back.
+struct Watched(Box<dyn Shard>, Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Shard for Watched {
+    fn part(&self) -> &Part {
+        self.0.part()
+    }
+
+    fn device(&self) -> u32 {
+        self.0.device()
+    }
+
+    fn cached(&self) -> usize {
+        self.0.cached()
+    }
+
+    fn forward(&mut self, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError> {
+        self.0.forward(pass, answer)
+    }
+
+    fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {
+        self.0.roll_back(len)
+    }
+
+    fn snapshot(&mut self) -> Result<(), DeviceError> {
+        self.1.lock().unwrap().push("snapshot".into());
+        self.0.snapshot()
+    }
+
+    fn restore(&mut self, accepted: usize) -> Result<(), DeviceError> {
+        self.1.lock().unwrap().push(format!("restore {accepted}"));
+        self.0.restore(accepted)
+    }
+
+    fn cache_rows(&mut self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
+        self.0.cache_rows(layer)
+    }
+}
+
+#[test]
+fn reference_exact_alone_copies_aside_each_round_and_puts_back_after_a_rejection() {
+    for verify in Verify::ALL {
+        let seen = Arc::default();
+        let shard = Watched(toy(Model::Salted(0), 0..LAYERS, None), Arc::clone(&seen));
+        let target = Chain::new(&config(VOCAB as usize), vec![Box::new(shard)]).unwrap();
+        let mut engine = Engine::new(target, Some(chain(Model::Lying(3), 1, None)), vec![]).unwrap();
+        let request = Request { verify, max_tokens: 30, ..Request::new(vec![1, 2]) };
+        let rounds = run(&mut engine, &request).rounds;
+        let rejected = |round: &&Round| round.accepted < round.drafted;
+        assert!(rounds.iter().any(|round| rejected(&round)) && !rounds.iter().all(|round| rejected(&round)));
+        let mut expected = Vec::new();
+        for round in rounds.iter().filter(|_| verify == Verify::ReferenceExact) {
+            expected.push("snapshot".to_owned());
+            // The row of the last emitted token stays with the accepted ones.
+            expected
+                .extend(Some(round).filter(rejected).map(|round| format!("restore {}", round.accepted + 1)));
+        }
+        assert_eq!(*seen.lock().unwrap(), expected, "{verify:?}");
+    }
+}
+
 #[test]
 fn a_cut_block_counts_only_what_was_emitted() {
     let request = Request { max_tokens: 40, draft_tokens: 8, ..Request::new(vec![1, 2]) };
