@@ -138,7 +138,8 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
         if runs.iter().any(|run| run.tokens != plain[0].tokens) {
             return Err(format!("{name} did not generate what target-only did").into());
         }
-        let accepted = one.acceptance_rate().map_or("".into(), |rate| format!("{:.0} %", 100.0 * rate));
+        let accepted =
+            one.acceptance_rate().map_or_else(String::new, |rate| format!("{:.0} %", 100.0 * rate));
         let per_pass = one.tokens_per_target_pass().unwrap_or(0.0);
         let _ = writeln!(
             text,
@@ -257,7 +258,7 @@ fn memory(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()
     text.push_str("\n| process | peak MiB | weights MiB |\n|---|---:|---:|\n");
     let bytes = |folder: &Path| -> Result<f64> {
         let files = std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.metadata().ok().zip(Some(())));
-        Ok(files.map(|(file, ())| file.len() as f64).sum::<f64>() / 1048576.0)
+        Ok(files.map(|(file, ())| file.len() as f64).sum::<f64>() / 1_048_576.0)
     };
     let (target, draft) = (bytes(&arguments.model)?, bytes(&arguments.draft)?);
     let none = PathBuf::from("none");
