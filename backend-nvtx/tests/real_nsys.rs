@@ -9,15 +9,22 @@ use std::collections::BTreeSet;
 use std::thread;
 
 use backend_nvtx::Nvtx;
+use marker_core::conformance::{Expect, check};
 use marker_core::{Detail, Fields, Label, Marker, Markers, Phase, Scope, Span, intern, range};
 use nsys::{Kind, Recording, child};
 
-/// An ignored test of this binary under nsys. It must end well.
+/// An ignored test of this binary under nsys.
 #[track_caller]
-fn record(options: &[&str], scene: &str) -> Recording {
+fn profile(options: &[&str], scene: &str) -> Recording {
     let here = std::env::current_exe().unwrap();
     let arguments = ["--exact", scene, "--ignored", "--nocapture", "--test-threads=1"];
-    let recording = nsys::profile(options, &here, &arguments, &[]);
+    nsys::profile(options, &here, &arguments, &[])
+}
+
+/// The same, where it must end well.
+#[track_caller]
+fn record(options: &[&str], scene: &str) -> Recording {
+    let recording = profile(options, scene);
     assert!(recording.ended.status.success(), "{}", recording.ended.how());
     recording
 }
@@ -210,6 +217,41 @@ fn eight_threads_that_drop_out_of_order_stay_nested() {
     );
     let all = THREADS * ROUNDS * round.len();
     assert_eq!(recording.ended.told(), [format!("{all} {all}")]);
+}
+
+#[test]
+#[ignore = "run by other tests, in a process of its own"]
+fn scene_conformance() {
+    let nvtx = Box::leak(Box::new(Nvtx::load_or_diagnose(Detail::Full)));
+    check(nvtx, if nvtx.is_attached() { Expect::TAKEN } else { Expect::NOT_TAKEN }, None);
+    println!("> {}", nvtx.counters().pushed);
+}
+
+/// Every awkward case of the suite: nsys has a row for each range that was counted, and none crosses another.
+#[test]
+fn the_contract_is_kept_under_nsys() {
+    let recording = record(&[], "scene_conformance");
+    let rows = recording.of(Kind::PushPop).len() + recording.of(Kind::StartEnd).len();
+    assert!(rows > 100_000);
+    assert_eq!(recording.ended.told(), [rows.to_string()]);
+    recording.nested();
+}
+
+#[test]
+#[ignore = "run by other tests, in a process of its own"]
+fn scene_exit() {
+    let nvtx = Nvtx::load_or_diagnose(Detail::Phases);
+    request(Markers::new(&nvtx, Detail::Phases));
+    if nvtx.is_attached() {
+        std::process::exit(7);
+    }
+}
+
+#[test]
+fn a_program_that_exits_early_keeps_its_ranges_and_its_code() {
+    let recording = profile(&[], "scene_exit");
+    assert_eq!(recording.ended.status.code(), Some(7), "{}", recording.ended.how());
+    assert_eq!(recording.of(Kind::PushPop).len(), 21);
 }
 
 #[test]

@@ -43,6 +43,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing is found there"))]
     pub(crate) fn new(pausable: bool) -> Gate {
         Gate { pausable, state: AtomicU64::new(0), switching: Mutex::new(()) }
     }

@@ -177,6 +177,7 @@ impl Roctx {
         }
     }
 
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing is found there"))]
     pub(crate) fn new(api: Api, report: Report, pausable: bool) -> Roctx {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let id = NEXT.fetch_add(1, Relaxed);

@@ -3,7 +3,7 @@
 use marker_core::Label;
 
 /// ROCTX of a system that has none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Api {}
 
 impl Api {

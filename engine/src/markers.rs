@@ -11,18 +11,47 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use marker_core::{Counters, Detail, LANES, Label, Marker, Markers, Phase, Scope, SpanId, Token};
 
-/// A backend that is compiled in. Adding one is a line in [`BACKENDS`] and its name in [`KNOWN`].
+/// A backend that is compiled in. Adding one is an entry in [`BACKENDS`] and its name in [`KNOWN`].
 struct Backend {
     name: &'static str,
-    /// Whether `auto` takes it: its tool has asked for it.
+    /// Whether `auto` takes it: its tool has asked for it. Loads nothing.
     applies: fn() -> bool,
     /// Opens it; `None` when it could not be, which it has then said on standard error.
-    open: fn() -> Option<Box<dyn Lane>>,
+    open: fn(Detail) -> Option<Box<dyn Lane>>,
+    /// Looks for its library and tool, and says what it found.
+    report: fn() -> String,
 }
 
+/// In the order of [`KNOWN`].
 const BACKENDS: &[Backend] = &[
+    #[cfg(feature = "roctx")]
+    Backend {
+        name: "roctx",
+        applies: backend_roctx::Roctx::is_in_process,
+        open: |_| Some(Box::new(backend_roctx::Roctx::load_or_diagnose()?)),
+        report: || match backend_roctx::Roctx::load() {
+            Ok(roctx) => roctx.report().to_string(),
+            Err(why) => why.to_string(),
+        },
+    },
+    #[cfg(feature = "nvtx")]
+    Backend {
+        name: "nvtx",
+        applies: backend_nvtx::Nvtx::is_requested,
+        open: |detail| Some(Box::new(backend_nvtx::Nvtx::load_or_diagnose(detail))),
+        report: || {
+            // What went wrong is part of the report.
+            let _ = backend_nvtx::Nvtx::load(Detail::Phases);
+            backend_nvtx::Nvtx::report().to_string()
+        },
+    },
     #[cfg(feature = "record")]
-    Backend { name: "record", applies: || false, open: || Some(Box::new(backend_record::Recorder::new())) },
+    Backend {
+        name: "record",
+        applies: || false,
+        open: |_| Some(Box::new(backend_record::Recorder::new())),
+        report: || format!("in memory, {} entries at most", backend_record::DEFAULT_ENTRIES),
+    },
 ];
 
 /// Every backend that some build has, in the order in which they hear a range.
@@ -37,6 +66,11 @@ const ROCTX_VARIABLES: [&str; 2] = ["DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"];
 /// The names of the backends in this build.
 pub fn compiled_in() -> impl Iterator<Item = &'static str> + Clone {
     BACKENDS.iter().map(|backend| backend.name)
+}
+
+/// What each backend of this build found when it looked for its library and tool, by name.
+pub fn reports() -> impl Iterator<Item = (&'static str, String)> {
+    BACKENDS.iter().map(|backend| (backend.name, (backend.report)()))
 }
 
 /// A flag that names a backend which this build does not have.
@@ -57,6 +91,16 @@ pub enum MarkersError {
     NotCompiledIn {
         /// As it was given.
         name: String,
+        /// What gave it.
+        by: ChosenBy,
+        /// The names that this build knows.
+        known: Vec<&'static str>,
+    },
+    /// `off` or `auto` among other names.
+    #[error("{by}: '{word}' stands alone, not in a list: give '{word}', or a list of {}", list(.known))]
+    NotAlone {
+        /// As it was given.
+        word: String,
         /// What gave it.
         by: ChosenBy,
         /// The names that this build knows.
@@ -148,20 +192,25 @@ fn choose_among(
     })
 }
 
+/// Words in any case, as people set variables.
 fn wanted(compiled_in: &[&'static str], names: &str, by: ChosenBy) -> Result<Wanted, MarkersError> {
+    let is = |name: &str, word: &str| name.eq_ignore_ascii_case(word);
     match names.trim() {
-        "off" => return Ok(Wanted::Off),
-        "auto" => return Ok(Wanted::Auto),
+        word if is(word, "off") => return Ok(Wanted::Off),
+        word if is(word, "auto") => return Ok(Wanted::Auto),
         _ => {}
     }
     let mut chosen = Vec::new();
     for name in names.split(',').map(str::trim) {
         let known = || compiled_in.to_vec();
-        match compiled_in.iter().find(|known| **known == name) {
+        match compiled_in.iter().find(|known| is(name, known)) {
             Some(name) if chosen.contains(name) => {}
             Some(name) => chosen.push(*name),
-            None if KNOWN.contains(&name) => {
+            None if KNOWN.iter().any(|known| is(name, known)) => {
                 return Err(MarkersError::NotCompiledIn { name: name.into(), by, known: known() });
+            }
+            None if is(name, "off") || is(name, "auto") => {
+                return Err(MarkersError::NotAlone { word: name.into(), by, known: known() });
             }
             None => return Err(MarkersError::Unknown { name: name.into(), by, known: known() }),
         }
@@ -203,7 +252,7 @@ impl Assembly {
                         Wanted::Named(names) => names.contains(&backend.name),
                     }
             })
-            .filter_map(|backend| (backend.open)())
+            .filter_map(|backend| (backend.open)(detail))
             .collect();
         Ok(Assembly { fan: FanOut { lanes, phases: PhaseCounts::new() }, detail })
     }
@@ -428,6 +477,10 @@ mod tests {
             (Some("off"), &all_set, Wanted::Off, Flag("--markers")),
             (Some("auto"), &all_set, Wanted::Auto, Flag("--markers")),
             (Some("roctx, nvtx,roctx"), &[], named(&["roctx", "nvtx"]), Flag("--markers")),
+            (Some("NVTX,Roctx,nvtx"), &[], named(&["nvtx", "roctx"]), Flag("--markers")),
+            (Some(" OFF "), &all_set, Wanted::Off, Flag("--markers")),
+            (None, &[(phasemark, "Auto")], Wanted::Auto, Variable(phasemark)),
+            (None, &[(phasemark, "ROCTX")], named(&["roctx"]), Variable(phasemark)),
             (Some(""), &all_set, named(&["nvtx"]), Variable(phasemark)),
             (None, &all_set, named(&["nvtx"]), Variable(phasemark)),
             (None, &[(phasemark, "off"), (dflash, "1")], Wanted::Off, Variable(phasemark)),
@@ -459,7 +512,11 @@ mod tests {
         );
         assert!(says(&[], "record").ends_with("this build has off, auto, and no backend"));
         assert!(says(&ALL, "record,").contains("''"));
-        assert!(says(&ALL, "off,record").contains("'off'"));
+        assert_eq!(
+            says(&ALL, "record, off"),
+            "--markers: 'off' stands alone, not in a list: give 'off', or a list of roctx, nvtx, record"
+        );
+        assert!(says(&ALL, "auto,auto").starts_with("--markers: 'auto' stands alone"));
     }
 
     #[test]

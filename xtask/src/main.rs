@@ -12,7 +12,7 @@ mod registries;
 mod steps;
 mod tools;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -20,7 +20,7 @@ cargo xtask <command>
 
   test   install what is missing (as root on Debian; elsewhere say what to install), then run all that CI runs:
          format, clippy, every feature alone and together, docs, the proofs, the tests
-  nsys   get Nsight Systems for the tests, and print where it is
+  nsys   fetch Nsight Systems into target/tools, for the tests that run under it, and print its path
   help   this text
 ";
 
@@ -29,9 +29,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["test"] => test(),
-        ["nsys"] => nsys::nsys(&tools_folder())
-            .map(|program| println!("{}", program.display()))
-            .map_err(|error| error.to_string()),
+        ["nsys"] => nsys(&root()).map(|program| println!("{}", program.display())),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -51,9 +49,16 @@ fn main() -> ExitCode {
 fn test() -> Result<(), String> {
     let root = root();
     tools::provide(tools::ALL)?;
+    nsys(&root)?;
     registries::check(&root)?;
     let packages = features::of_workspace(&root)?;
     steps::run(&root, &steps::all(&packages))
+}
+
+/// Sees to it that nsys is in `target/tools`, where the tests that run under it look; its path.
+fn nsys(root: &Path) -> Result<PathBuf, String> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    nsys::nsys(&target.join("tools")).map_err(|why| why.to_string())
 }
 
 /// The workspace's folder, from which all steps run, wherever `cargo xtask` was called.
@@ -61,10 +66,4 @@ fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
-}
-
-/// Where tools that the tests need are put.
-fn tools_folder() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    target.join("tools")
 }

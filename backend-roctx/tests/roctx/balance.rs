@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
+use backend_roctx::Roctx;
 use marker_core::conformance::{self, Call, Expect, Seen, Witness};
 use marker_core::{Detail, Label, Marker, Markers, range};
 
@@ -38,10 +39,11 @@ const SUITE: &str = "balance::runs_the_suite";
 #[test]
 #[ignore = "run by its parent"]
 fn runs_the_suite() {
+    static ROCTX: OnceLock<Roctx> = OnceLock::new();
     if !child::is(SUITE) {
         return;
     }
-    let roctx = Box::leak(Box::new(child::search().load().unwrap()));
+    let roctx = ROCTX.get_or_init(|| child::search().load().unwrap());
     let log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
     let push = std::env::var("ROCTX_SHIM_PUSH").map_or(true, |answer| !answer.starts_with('-'));
     conformance::check(roctx, Expect { push, start: true }, Some(&Log(log, Mutex::new(0))));
@@ -50,6 +52,7 @@ fn runs_the_suite() {
 
 fn strict(test: &str, library: &Path, log: &Path, answer: Option<&str>) -> Outcome {
     let child = Child::new(test).places([library]).env("ROCTX_SHIM_LOG", log).env("ROCTX_SHIM_STRICT", "1");
+    let child = if test == SUITE { child.limit(child::SUITE_LIMIT) } else { child };
     match answer {
         Some(answer) => child.env("ROCTX_SHIM_PUSH", answer).run(),
         None => child.run(),

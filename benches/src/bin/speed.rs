@@ -17,7 +17,7 @@ use engine::decode::{Engine, Generation, Prefill, Request, Verify};
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
 use engine::load::{self, Pair};
-use marker_core::Markers;
+use marker_core::{Markers, Phase};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -216,7 +216,13 @@ fn passes(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()
 fn pass(shard: &mut dyn Shard, tokens: &[u32], start: usize, path: Kernels) -> Result<f64> {
     let mut answer = Answer::default();
     shard.roll_back(start)?;
-    let pass = Pass { input: Input::Tokens(tokens), start, path, want: Want::Tokens(0..tokens.len()) };
+    let pass = Pass {
+        input: Input::Tokens(tokens),
+        start,
+        path,
+        phase: Phase::Decode,
+        want: Want::Tokens(0..tokens.len()),
+    };
     let began = Instant::now();
     shard.forward(&pass, &mut answer)?;
     Ok(1e3 * began.elapsed().as_secs_f64())

@@ -45,6 +45,9 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         ),
     );
 
+    for (name, found) in markers::reports() {
+        line(&mut report, name, &found);
+    }
     line(
         &mut report,
         "devices",
@@ -62,7 +65,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
 }
 
 fn line(report: &mut String, what: &str, says: &str) {
-    let _ = writeln!(report, "{what:<12} {}", says.replace('\n', " "));
+    // What has several lines stays one block beside its name.
+    let _ = writeln!(report, "{what:<12} {}", says.replace('\n', "\n             "));
 }
 
 fn model(folder: &Path) -> String {
