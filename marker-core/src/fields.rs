@@ -199,7 +199,7 @@ mod tests {
             base.layers(0..0),
             base.device(0),
             base.layers(0..1),
-            base.layers(core::ops::Range { start: 1, end: 0 }),
+            base.layers(1..1),
             base.device(1),
         ];
         for (at, one) in others.iter().enumerate() {

@@ -32,12 +32,6 @@ pub(crate) const ALL: &[Tool] = &[
         from: From::Debian(&["gcc", "libc6-dev"]),
     },
     Tool {
-        name: "chromium",
-        what_for: "the tests of phasetrace's page, in a real browser",
-        probe: &["chromium", "--version"],
-        from: From::Debian(&["chromium", "fonts-dejavu-core"]),
-    },
-    Tool {
         name: "valgrind",
         what_for: "the instruction counts of markers",
         probe: &["valgrind", "--version"],
@@ -52,6 +46,12 @@ pub(crate) const ALL: &[Tool] = &[
             "for at in /usr/lib/llvm-*/lib/libclang.so* /usr/lib/llvm-*/lib/libclang-[0-9]*.so*; do [ -e $at ] && exit 0; done; exit 1",
         ],
         from: From::Debian(&["libclang1-19", "libclang-common-19-dev"]),
+    },
+    Tool {
+        name: "chromium",
+        what_for: "the tests of phasetrace's page, in a real browser",
+        probe: &["chromium", "--version"],
+        from: From::Debian(&["chromium", "fonts-dejavu-core"]),
     },
     Tool {
         name: "rustfmt",

@@ -1,5 +1,6 @@
 //! Runs the cases under criterion and prints one table of what it found.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -38,10 +39,11 @@ pub(crate) fn run(title: &str, cases: Vec<Case>) {
             });
             let made = made as f64 / COUNTED as f64;
             let made = if made == 0.0 { "0".into() } else { format!("{made:.3}") };
-            table.push_str(&format!(
-                "| {} | {} | {ns:.2} | {low:.2} to {high:.2} | {made} |\n",
+            let _ = writeln!(
+                table,
+                "| {} | {} | {ns:.2} | {low:.2} to {high:.2} | {made} |",
                 case.group, case.name
-            ));
+            );
             rows += 1;
         }
     }

@@ -17,7 +17,7 @@ use engine::decode::{Engine, Generation, Prefill, Request, Verify};
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
 use engine::load::{self, Pair};
-use marker_core::Markers;
+use marker_core::{Markers, Phase};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -138,7 +138,8 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
         if runs.iter().any(|run| run.tokens != plain[0].tokens) {
             return Err(format!("{name} did not generate what target-only did").into());
         }
-        let accepted = one.acceptance_rate().map_or("".into(), |rate| format!("{:.0} %", 100.0 * rate));
+        let accepted =
+            one.acceptance_rate().map_or_else(String::new, |rate| format!("{:.0} %", 100.0 * rate));
         let per_pass = one.tokens_per_target_pass().unwrap_or(0.0);
         let _ = writeln!(
             text,
@@ -215,7 +216,13 @@ fn passes(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()
 fn pass(shard: &mut dyn Shard, tokens: &[u32], start: usize, path: Kernels) -> Result<f64> {
     let mut answer = Answer::default();
     shard.roll_back(start)?;
-    let pass = Pass { input: Input::Tokens(tokens), start, path, want: Want::Tokens(0..tokens.len()) };
+    let pass = Pass {
+        input: Input::Tokens(tokens),
+        start,
+        path,
+        phase: Phase::Decode,
+        want: Want::Tokens(0..tokens.len()),
+    };
     let began = Instant::now();
     shard.forward(&pass, &mut answer)?;
     Ok(1e3 * began.elapsed().as_secs_f64())
@@ -257,7 +264,7 @@ fn memory(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()
     text.push_str("\n| process | peak MiB | weights MiB |\n|---|---:|---:|\n");
     let bytes = |folder: &Path| -> Result<f64> {
         let files = std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.metadata().ok().zip(Some(())));
-        Ok(files.map(|(file, ())| file.len() as f64).sum::<f64>() / 1048576.0)
+        Ok(files.map(|(file, ())| file.len() as f64).sum::<f64>() / 1_048_576.0)
     };
     let (target, draft) = (bytes(&arguments.model)?, bytes(&arguments.draft)?);
     let none = PathBuf::from("none");
