@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::{Answer, Part, Pass, Shard};
 use crate::toy::{LAYERS, Model, VOCAB, chain, config, toy};
 
 fn engine(draft: Option<Model>, shards: usize, eos: Vec<u32>) -> Engine {
