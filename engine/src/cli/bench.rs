@@ -16,7 +16,7 @@ use super::args::BenchArgs;
 use super::error::CliError;
 use super::prompt::Prompt;
 use super::{choose, output, say, stats};
-use crate::decode::{Engine, Generation, Prefill, Request, Verify};
+use crate::decode::{Engine, Generation, Request};
 use crate::load::{self, Pair};
 
 const GIB: usize = 1 << 30;
@@ -32,13 +32,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     let (target, draft) = choose::folders(&args.models)?;
     let mut pair = Pair::open(&target, draft.as_deref())?;
     let request = Request {
-        prompt: prompt.ids(&pair.tokenizer)?,
         max_tokens: args.max_tokens,
         draft_tokens: args.draft_tokens,
-        verify: Verify::Batched,
-        prefill: Prefill::Dense,
-        prefill_chunk: None,
         ignore_eos: true,
+        ..Request::new(prompt.ids(&pair.tokenizer)?)
     };
     let positions = pair.check(&request)?;
     let target_bytes = load::pass_bytes(&pair.target)?;

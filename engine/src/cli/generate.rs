@@ -35,13 +35,13 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     let began = Instant::now();
     let pair = Pair::open(&target, draft.as_deref())?;
     let request = Request {
-        prompt: prompt.ids(&pair.tokenizer)?,
         max_tokens: args.max_tokens,
         draft_tokens: args.draft_tokens,
         verify: args.verify.into(),
         prefill: args.prefill.into(),
         prefill_chunk: args.prefill_chunk,
         ignore_eos: args.ignore_eos,
+        ..Request::new(prompt.ids(&pair.tokenizer)?)
     };
     let positions = pair.check(&request)?;
     let mut engine = pair.load(&*device, positions)?;

@@ -1,20 +1,110 @@
 //! Which drafted tokens stand: the one place where agreement is decided.
+//!
+//! Greedy: a drafted token stands when the target would have said it. Sampled: the draft drew a token `x` from
+//! its distribution `q`, and the target's is `p`. `x` stands with probability `min(1, p(x) / q(x))`; else the token
+//! is drawn from what `p` has beyond `q`. Whatever `q` is, the token is then distributed as `p`, provided that `x`
+//! was drawn from this very `q` (Leviathan et al. 2023, Chen et al. 2023). A token that is drawn in place of `x` is
+//! never `x`, so in both cases a drafted token stands exactly when it is what the target said.
 
-/// How many of `drafted`, from the first on, the target would have said itself. `said[i]` is its choice
-/// where `drafted[i]` was proposed.
-pub(super) fn agreeing(drafted: &[u32], said: &[u32]) -> usize {
-    drafted.iter().zip(said).take_while(|(drafted, said)| drafted == said).count()
+use super::sample::{Distribution, Purpose, Sampler, Sampling};
+use crate::device::{Answer, DeviceError, Want};
+
+/// A drafted token and, when sampling, what it was drawn from.
+pub(super) struct Proposal {
+    pub(super) token: u32,
+    /// `None` for a token that was not drawn: all of `q` is on it.
+    pub(super) from: Option<Distribution>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// How one request chooses tokens.
+pub(super) struct Chooser {
+    /// `None`: greedy, by the device.
+    sampler: Option<Sampler>,
+    vocab: usize,
+    target: Distribution,
+}
 
-    #[test]
-    fn the_longest_agreeing_prefix_counts_and_nothing_behind_it() {
-        assert_eq!(agreeing(&[], &[7]), 0);
-        assert_eq!(agreeing(&[1, 2, 3], &[1, 2, 3, 4]), 3);
-        assert_eq!(agreeing(&[1, 2, 3], &[1, 9, 3, 4]), 1);
-        assert_eq!(agreeing(&[1, 2, 3], &[9, 2, 3, 4]), 0);
+impl Chooser {
+    pub(super) fn new(sampling: Option<&Sampling>, vocab: usize) -> Self {
+        let sampler = sampling.filter(|sampling| !sampling.is_greedy()).cloned().map(Sampler::new);
+        Chooser { sampler, vocab, target: Distribution::default() }
     }
+
+    pub(super) fn is_greedy(&self) -> bool {
+        self.sampler.is_none()
+    }
+
+    /// What a pass must answer for `rows`: logits leave a device only when they are needed.
+    pub(super) fn want(&self, rows: std::ops::Range<usize>) -> Want {
+        if self.is_greedy() { Want::Tokens(rows) } else { Want::Logits(rows) }
+    }
+
+    /// What the target says behind `text`, where `drafted` was proposed. `row` counts the answer's rows.
+    pub(super) fn say(
+        &mut self,
+        answer: &Answer,
+        row: usize,
+        text: &[u32],
+        drafted: Option<&Proposal>,
+    ) -> Result<u32, DeviceError> {
+        let Some(sampler) = &mut self.sampler else { return greedy(answer, row) };
+        sampler.shape(logits(answer, row, self.vocab)?, text, &mut self.target)?;
+        let draw = |purpose| sampler.uniform(text.len(), purpose);
+        settle(&self.target, drafted, draw).ok_or_else(nothing)
+    }
+
+    /// What a draft model says behind `text`.
+    pub(super) fn draft(
+        &mut self,
+        answer: &Answer,
+        row: usize,
+        text: &[u32],
+    ) -> Result<Proposal, DeviceError> {
+        let Some(sampler) = &mut self.sampler else {
+            return Ok(Proposal { token: greedy(answer, row)?, from: None });
+        };
+        let mut from = Distribution::default();
+        sampler.shape(logits(answer, row, self.vocab)?, text, &mut from)?;
+        let token = from.pick(sampler.uniform(text.len(), Purpose::Draft)).ok_or_else(nothing)?;
+        Ok(Proposal { token, from: Some(from) })
+    }
+}
+
+/// The target's token, given what was drafted in its place.
+fn settle(
+    target: &Distribution,
+    drafted: Option<&Proposal>,
+    mut draw: impl FnMut(Purpose) -> f64,
+) -> Option<u32> {
+    let Some(Proposal { token, from }) = drafted else { return target.pick(draw(Purpose::Own)) };
+    let point;
+    let from = match from {
+        Some(from) => from,
+        None => {
+            point = Distribution::point(*token);
+            &point
+        }
+    };
+    if draw(Purpose::Accept) * from.share(*token) < target.share(*token) {
+        return Some(*token);
+    }
+    target.pick_beyond(from, draw(Purpose::Instead))
+}
+
+fn greedy(answer: &Answer, row: usize) -> Result<u32, DeviceError> {
+    let rows = answer.tokens.len();
+    answer.tokens.get(row).copied().ok_or_else(|| missing(row, rows))
+}
+
+fn logits(answer: &Answer, row: usize, vocab: usize) -> Result<&[f32], DeviceError> {
+    let rows = answer.logits.len() / vocab.max(1);
+    answer.logits.get(row * vocab..(row + 1) * vocab).ok_or_else(|| missing(row, rows))
+}
+
+fn missing(row: usize, rows: usize) -> DeviceError {
+    DeviceError::BadPass(format!("row {row} was asked for and {rows} were answered"))
+}
+
+fn nothing() -> DeviceError {
+    DeviceError::BadPass("a distribution without a token to choose".into())
 }
