@@ -1,5 +1,7 @@
 //! The CPU against the models' references, and its shards against what the seam promises.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::PathBuf;
 
 use engine::device::cpu::Cpu;
