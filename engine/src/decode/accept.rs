@@ -78,12 +78,11 @@ fn settle(
 ) -> Option<u32> {
     let Some(Proposal { token, from }) = drafted else { return target.pick(draw(Purpose::Own)) };
     let point;
-    let from = match from {
-        Some(from) => from,
-        None => {
-            point = Distribution::point(*token);
-            &point
-        }
+    let from = if let Some(from) = from {
+        from
+    } else {
+        point = Distribution::point(*token);
+        &point
     };
     if draw(Purpose::Accept) * from.share(*token) < target.share(*token) {
         return Some(*token);
@@ -107,4 +106,63 @@ fn missing(row: usize, rows: usize) -> DeviceError {
 
 fn nothing() -> DeviceError {
     DeviceError::BadPass("a distribution without a token to choose".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shaped(logits: &[f32]) -> Distribution {
+        let mut into = Distribution::default();
+        Sampler::new(Sampling::default()).shape(logits, &[], &mut into).unwrap();
+        into
+    }
+
+    /// The chi-square statistic, over its three degrees of freedom, of tokens that were drafted from `q` and
+    /// settled as if they had been drafted from `told`.
+    fn off(p: &Distribution, q: Option<&Distribution>, told: Option<&Distribution>) -> f64 {
+        const SAMPLES: u32 = 20_000;
+        let mut seen = [0_u32; 4];
+        let mut sampler = Sampler::new(Sampling::default());
+        for position in 0..SAMPLES as usize {
+            let token = q.map_or(Some(2), |q| q.pick(sampler.uniform(position, Purpose::Draft))).unwrap();
+            let proposal = Proposal { token, from: told.cloned() };
+            let said = settle(p, Some(&proposal), |purpose| sampler.uniform(position, purpose)).unwrap();
+            seen[said as usize] += 1;
+        }
+        let expected = |token| p.share(token) * f64::from(SAMPLES);
+        (0..4)
+            .map(|token| (f64::from(seen[token as usize]) - expected(token)).powi(2) / expected(token))
+            .sum()
+    }
+
+    /// Case 16: one chance in ten thousand lies beyond 21.
+    #[test]
+    fn what_is_settled_is_the_targets_if_and_only_if_q_is_what_was_drawn_from() {
+        let p = shaped(&[1.0, 0.2, -0.5, 0.0]);
+        for logits in
+            [[1.0, 0.2, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0], [-2.0, 3.0, 0.0, 1.0], [0.9, 0.3, -0.5, 0.0]]
+        {
+            let q = shaped(&logits);
+            let right = off(&p, Some(&q), Some(&q));
+            assert!(right < 21.0, "{right}: {q:?}");
+        }
+        assert!(off(&p, None, None) < 21.0, "a token that was not drawn");
+
+        let (q, other) = (shaped(&[0.0, 0.8, 0.0, 0.0]), shaped(&[0.0, 0.5, 0.2, 0.0]));
+        assert!(off(&p, Some(&q), Some(&other)) > 21.0, "another temperature, say");
+        assert!(off(&p, Some(&q), None) > 21.0, "taken for a point");
+        assert!(off(&p, None, Some(&q)) > 21.0, "a point, taken for a distribution");
+    }
+
+    #[test]
+    fn a_token_drawn_in_place_of_a_drafted_one_is_another() {
+        let (p, q) = (shaped(&[0.0, 0.0, 0.0, 0.0]), shaped(&[3.0, 0.0, 0.0, 0.0]));
+        let drafted = Proposal { token: 0, from: Some(q) };
+        for step in 0..100 {
+            let instead = f64::from(step) / 100.0;
+            let draw = |purpose| if matches!(purpose, Purpose::Accept) { 0.999 } else { instead };
+            assert_ne!(settle(&p, Some(&drafted), draw), Some(0));
+        }
+    }
 }

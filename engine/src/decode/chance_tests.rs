@@ -28,7 +28,9 @@ struct Dice {
 }
 
 fn logits(salt: u32, text: &[u32]) -> [f32; VOCAB] {
-    let mix = |state: u32, value: u32| (state ^ value.wrapping_add(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b).rotate_left(11);
+    let mix = |state: u32, value: u32| {
+        (state ^ value.wrapping_add(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b).rotate_left(11)
+    };
     let hash = text.iter().fold(mix(7, salt), |state, token| mix(state, *token));
     std::array::from_fn(|token| (mix(mix(hash, token as u32), 3) % 1000) as f32 / 250.0 - 1.5)
 }
@@ -154,7 +156,9 @@ fn plainly(sampling: &Sampling, text: &[u32]) -> Vec<f64> {
         logits.iter().map(|logit| (logit / f64::from(sampling.temperature)).exp()).collect();
     let normalise = |shares: &mut Vec<f64>| {
         let total: f64 = shares.iter().sum();
-        shares.iter_mut().for_each(|share| *share /= total);
+        for share in shares {
+            *share /= total;
+        }
     };
     if sampling.top_k > 0 {
         order.iter().skip(sampling.top_k).for_each(|token| shares[*token] = 0.0);
@@ -248,7 +252,10 @@ fn whatever_drafts_and_verifies_the_texts_are_distributed_as_the_targets() {
                 *seen.entry(generate(&mut engine, &request)).or_default() += 1;
             }
             for text in seen.keys() {
-                assert!(expected.contains_key(text), "{text:?} cannot be: {drafting:?} {verify:?} {sampling:?}");
+                assert!(
+                    expected.contains_key(text),
+                    "{text:?} cannot be: {drafting:?} {verify:?} {sampling:?}"
+                );
             }
             let far = chi_square(&expected, &seen, SAMPLES);
             assert!(far < FAR, "{far} standard deviations off: {drafting:?} {verify:?} {sampling:?}");
@@ -293,8 +300,10 @@ fn a_seed_gives_the_same_text_over_any_split_and_after_any_other_request() {
 fn a_cancelled_request_leaves_nothing_behind() {
     for drafting in [Drafting::Nothing, Drafting::Model, Drafting::Lookup] {
         for verify in Verify::ALL {
-            let request =
-                Request { max_tokens: 24, ..request(drafting, verify, Sampling { seed: 3, ..Sampling::default() }) };
+            let request = Request {
+                max_tokens: 24,
+                ..request(drafting, verify, Sampling { seed: 3, ..Sampling::default() })
+            };
             let fresh = generate(&mut engine(2), &request);
             let mut used = engine(2);
             for after in 1..fresh.len() {
@@ -318,7 +327,8 @@ fn every_verify_mode_samples_the_same_text() {
             let texts = Verify::ALL.map(|verify| {
                 let sampling = Sampling { seed, ..Sampling::default() };
                 // Look-ups adapt to acceptance only where a block is one pass.
-                let request = Request { max_tokens: 5, draft_tokens: 1, ..request(drafting, verify, sampling) };
+                let request =
+                    Request { max_tokens: 5, draft_tokens: 1, ..request(drafting, verify, sampling) };
                 generate(&mut engine(1), &request)
             });
             assert!(drafting == Drafting::Lookup || texts.iter().all(|text| text == &texts[0]), "{texts:?}");

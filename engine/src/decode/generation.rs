@@ -16,7 +16,7 @@ pub enum Finish {
     EndOfText,
     /// The budget is spent.
     Budget,
-    /// The caller asked to stop.
+    /// The caller asked to stop, for example at a stop string.
     Cancelled,
 }
 

@@ -99,7 +99,8 @@ impl Engine {
         request.check(self.target.vocab(), self.target.context(), self.draft.as_ref().map(Chain::context))?;
         // What an earlier request left, finished, cancelled or failed, is no part of this one, unless it is asked for.
         let held = std::mem::take(&mut self.held);
-        let kept = if request.keep_prefix { common(&held, &request.prompt[..request.prompt.len() - 1]) } else { 0 };
+        let kept =
+            if request.keep_prefix { common(&held, &request.prompt[..request.prompt.len() - 1]) } else { 0 };
         self.target.roll_back(kept)?;
         if let Some(draft) = &mut self.draft {
             draft.roll_back(kept)?;

@@ -224,6 +224,7 @@ fn penalise(row: &mut [f32], text: &[u32], penalty: f32, seen: &mut Vec<bool>) {
 }
 
 /// The larger logit first, the lower id on a tie.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as sorting passes them")]
 fn likelier(one: &(u32, f32), other: &(u32, f32)) -> Ordering {
     other.1.total_cmp(&one.1).then(one.0.cmp(&other.0))
 }
@@ -273,7 +274,8 @@ mod tests {
         // Probabilities 1/2, 1/4, 1/8, 1/8.
         let logits = [4.0_f32.ln(), 2.0_f32.ln(), 0.0, 0.0];
         let plain = Sampling::default();
-        for ((id, share), expected) in shaped(&plain, &logits, &[]).into_iter().zip([0.5, 0.25, 0.125, 0.125]) {
+        for ((id, share), expected) in shaped(&plain, &logits, &[]).into_iter().zip([0.5, 0.25, 0.125, 0.125])
+        {
             assert!((share - expected).abs() < 1e-6, "{id}: {share}");
         }
         assert_eq!(ids(&Sampling { top_k: 3, ..plain.clone() }, &logits), [0, 1, 2], "the lower id on a tie");
@@ -303,8 +305,7 @@ mod tests {
     #[test]
     fn logits_that_are_no_numbers_are_an_error() {
         for bad in [&[][..], &[f32::NAN, f32::NAN], &[f32::NEG_INFINITY], &[0.0, f32::INFINITY]] {
-            let shape =
-                Sampler::new(Sampling::default()).shape(bad, &[], &mut Distribution::default());
+            let shape = Sampler::new(Sampling::default()).shape(bad, &[], &mut Distribution::default());
             assert!(shape.is_err(), "{bad:?}");
         }
         assert_eq!(ids(&Sampling::default(), &[f32::NAN, 1.0, f32::NEG_INFINITY]), [1]);

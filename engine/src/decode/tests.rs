@@ -172,16 +172,18 @@ fn any_request() -> impl Strategy<Value = Request> {
         prop::option::of(1..5_usize),
         (any::<bool>(), any::<bool>()),
     )
-        .prop_map(|(prompt, max_tokens, draft_tokens, verify, prefill, prefill_chunk, (adapt, look_up))| Request {
-            drafting: if look_up { Drafting::Lookup } else { Drafting::Model },
-            adapt,
-            max_tokens,
-            draft_tokens,
-            verify,
-            prefill,
-            prefill_chunk,
-            ..Request::new(prompt)
-        })
+        .prop_map(
+            |(prompt, max_tokens, draft_tokens, verify, prefill, prefill_chunk, (adapt, look_up))| Request {
+                drafting: if look_up { Drafting::Lookup } else { Drafting::Model },
+                adapt,
+                max_tokens,
+                draft_tokens,
+                verify,
+                prefill,
+                prefill_chunk,
+                ..Request::new(prompt)
+            },
+        )
 }
 
 fn any_draft() -> impl Strategy<Value = Model> {
