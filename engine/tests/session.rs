@@ -185,8 +185,8 @@ fn a_seeded_run_is_the_same_on_any_threads_and_shards() {
 fn look_ups_and_adapted_blocks_change_no_greedy_token_and_copying_is_drafted_well() {
     let mut engine = split(1, &[]);
     let tokenizer = Pair::open(&pair().join("target"), None).unwrap().tokenizer;
-    let passage = "And God said, Let there be light: and there was light.\n";
-    for (text, copies) in [(passage.repeat(5), true), ("impl<T> Iterator for".to_owned(), false)] {
+    let passage = "And the LORD spake unto Moses, saying,\n";
+    for (text, copies) in [(passage.repeat(8), true), ("impl<T> Iterator for".to_owned(), false)] {
         let plain = Request {
             drafting: Drafting::Nothing,
             max_tokens: 60,

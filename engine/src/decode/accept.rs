@@ -148,10 +148,11 @@ mod tests {
             assert!(right < 21.0, "{right}: {q:?}");
         }
         assert!(off(&p, None, None) < 21.0, "a token that was not drawn");
+        // Given any one token the target's is distributed as `p`: taking it for a point is right, only fewer stand.
+        assert!(off(&p, Some(&shaped(&[0.0, 0.8, 0.0, 0.0])), None) < 21.0);
 
         let (q, other) = (shaped(&[0.0, 0.8, 0.0, 0.0]), shaped(&[0.0, 0.5, 0.2, 0.0]));
         assert!(off(&p, Some(&q), Some(&other)) > 21.0, "another temperature, say");
-        assert!(off(&p, Some(&q), None) > 21.0, "taken for a point");
         assert!(off(&p, None, Some(&q)) > 21.0, "a point, taken for a distribution");
     }
 
