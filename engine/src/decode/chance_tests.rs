@@ -122,7 +122,8 @@ fn engine(shards: usize) -> Engine {
     Engine::new(chain(1, shards), Some(chain(2, 1)), Vec::new()).unwrap()
 }
 
-/// The prompt repeats itself, so that look-ups find something: a match of two tokens, and of more once "2 3" comes.
+/// The prompt repeats itself, so that look-ups find something, and holds half of the tokens, so that what a penalty
+/// counts changes with every token behind it.
 fn request(drafting: Drafting, verify: Verify, sampling: Sampling) -> Request {
     Request {
         drafting,
@@ -130,7 +131,7 @@ fn request(drafting: Drafting, verify: Verify, sampling: Sampling) -> Request {
         sampling: Some(sampling),
         max_tokens: 4,
         draft_tokens: 2,
-        ..Request::new(vec![0, 1, 2, 3, 0, 1, 2, 0, 1])
+        ..Request::new(vec![0, 1, 1, 0, 0, 1, 1])
     }
 }
 
@@ -247,9 +248,20 @@ fn whatever_drafts_and_verifies_the_texts_are_distributed_as_the_targets() {
             let expected = exact(&sampling, &request.prompt, request.max_tokens);
             assert!((expected.values().sum::<f64>() - 1.0).abs() < 1e-9);
             let mut seen: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+            let (mut drafted, mut accepted) = (0, 0);
             for seed in 0..SAMPLES {
                 request.sampling = Some(Sampling { seed, ..sampling.clone() });
-                *seen.entry(generate(&mut engine, &request)).or_default() += 1;
+                let generation =
+                    engine.generate(&request, Markers::OFF, &mut |_| ControlFlow::Continue(())).unwrap();
+                drafted += generation.drafted();
+                accepted += generation.accepted();
+                *seen.entry(generation.tokens).or_default() += 1;
+            }
+            if drafting != Drafting::Nothing && sampling.temperature > 0.0 {
+                assert!(
+                    0 < accepted && accepted < drafted,
+                    "{accepted} of {drafted}: {drafting:?} {sampling:?}"
+                );
             }
             for text in seen.keys() {
                 assert!(
