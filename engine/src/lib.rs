@@ -28,5 +28,7 @@ pub mod markers;
 pub mod model;
 pub mod session;
 pub mod shard;
+#[cfg(test)]
+mod toy;
 
 pub use error::Error;

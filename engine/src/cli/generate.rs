@@ -10,6 +10,7 @@ use super::args::GenerateArgs;
 use super::error::CliError;
 use super::output::{Completion, OutputFile};
 use super::prompt::Prompt;
+use super::spread::Spread;
 use super::stats::{self, Stats};
 use super::{choose, say};
 use crate::decode::{Drafting, Request, Sampling};
@@ -55,7 +56,8 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     };
     let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
-    let mut engine = pair.load(&*device, positions)?;
+    let spread = Spread { pair: &pair, folder: &target, args, threads, context: positions };
+    let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let draft = match (&draft, request.drafting) {
         (_, Drafting::Lookup) => "drafts looked up in the text".into(),

@@ -97,10 +97,20 @@ impl Engine {
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
         request.check(self.target.vocab(), self.target.context(), self.draft.as_ref().map(Chain::context))?;
+        let generation = self.generation(request, markers, emit);
+        self.target.end_generation();
+        generation
+    }
+
+    fn generation(
+        &mut self,
+        request: &Request,
+        markers: Markers<'_>,
+        emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generation, Error> {
         // What an earlier request left, finished, cancelled or failed, is no part of this one, unless it is asked for.
         let held = std::mem::take(&mut self.held);
-        let kept =
-            if request.keep_prefix { common(&held, &request.prompt[..request.prompt.len() - 1]) } else { 0 };
+        let kept = if request.keep_prefix { self.kept(&held, &request.prompt) } else { 0 };
         self.target.roll_back(kept)?;
         if let Some(draft) = &mut self.draft {
             draft.roll_back(kept)?;
@@ -145,11 +155,14 @@ impl Engine {
             decode_seconds: started.elapsed().as_secs_f64(),
         })
     }
-}
-
-/// How many tokens both begin with.
-fn common(one: &[u32], other: &[u32]) -> usize {
-    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+    /// How many tokens of `prompt` the caches hold, if they hold `held`. Its last one is read again in any case: what
+    /// follows it is asked.
+    fn kept(&mut self, held: &[u32], prompt: &[u32]) -> usize {
+        let alike =
+            held.iter().zip(&prompt[..prompt.len() - 1]).take_while(|(one, other)| one == other).count();
+        // A shard elsewhere may have lost its cache in the meantime.
+        self.target.shards_mut().iter().map(|shard| shard.cached()).min().unwrap_or(0).min(alike)
+    }
 }
 
 #[derive(Default)]

@@ -8,139 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::{Answer, Input, Part, Pass, Shard, Want};
-use crate::model::{Architecture, Config, Rope, Scaling};
-
-const VOCAB: u32 = 11;
-const LAYERS: usize = 6;
-const CONTEXT: usize = 96;
-
-/// A shard whose hidden state is a running hash of everything cached, and whose head takes it modulo the
-/// vocabulary. `salt` makes models that disagree, `agree` in 8 of them agree by chance of the hash.
-struct Toy {
-    part: Part,
-    cache: Vec<u32>,
-    aside: Option<Vec<u32>>,
-    model: Model,
-    /// Passes until one fails.
-    fuse: Option<Arc<AtomicUsize>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Model {
-    /// Hashes with this salt.
-    Salted(u32),
-    /// What `Salted(0)` says, except where the hash says to lie, in this many of 8 cases.
-    Lying(u32),
-}
-
-fn mix(state: u32, value: u32) -> u32 {
-    (state ^ value.wrapping_mul(0x9e37_79b9)).rotate_left(13).wrapping_mul(0x85eb_ca6b) ^ 0x27d4
-}
-
-impl Model {
-    fn says(self, cache: &[u32]) -> u32 {
-        let hash = |salt| cache.iter().fold(salt, |state, value| mix(state, *value));
-        match self {
-            Model::Salted(salt) => hash(salt) % VOCAB,
-            Model::Lying(eighths) if hash(77) % 8 < eighths => (hash(0) + 1) % VOCAB,
-            Model::Lying(_) => hash(0) % VOCAB,
-        }
-    }
-}
-
-impl Shard for Toy {
-    fn part(&self) -> &Part {
-        &self.part
-    }
-
-    fn device(&self) -> u32 {
-        u32::from(!self.part.embedding)
-    }
-
-    fn cached(&self) -> usize {
-        self.cache.len()
-    }
-
-    fn forward(&mut self, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError> {
-        assert_eq!(pass.start, self.cache.len(), "rows are appended");
-        let rows: Vec<u32> = match pass.input {
-            Input::Tokens(tokens) => tokens.to_vec(),
-            Input::Hidden(hidden) => hidden.iter().map(|value| *value as u32).collect(),
-        };
-        if let Some(fuse) = &self.fuse
-            && fuse.fetch_sub(1, Relaxed) == 1
-        {
-            return Err(DeviceError::BadPass("the fuse blew".into()));
-        }
-        assert!(!rows.is_empty() && self.cache.len() + rows.len() <= self.part.context);
-        let from = self.cache.len();
-        self.cache.extend_from_slice(&rows);
-        *answer = Answer::default();
-        match &pass.want {
-            Want::Hidden => answer.hidden.extend(rows.iter().map(|row| *row as f32)),
-            Want::Tokens(wanted) | Want::Logits(wanted) => {
-                answer.tokens.extend(wanted.clone().map(|row| self.model.says(&self.cache[..=from + row])));
-            }
-        }
-        Ok(())
-    }
-
-    fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {
-        self.cache.truncate(len);
-        Ok(())
-    }
-
-    fn snapshot(&mut self) -> Result<(), DeviceError> {
-        self.aside = Some(self.cache.clone());
-        Ok(())
-    }
-
-    fn restore(&mut self, accepted: usize) -> Result<(), DeviceError> {
-        let mut cache = self.aside.take().unwrap();
-        let since = &self.cache[cache.len()..];
-        cache.extend_from_slice(&since[..accepted]);
-        self.cache = cache;
-        Ok(())
-    }
-
-    fn cache_rows(&mut self, _layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
-        Ok((self.cache.iter().map(|row| *row as f32).collect(), Vec::new()))
-    }
-}
-
-fn config(vocab: usize) -> Config {
-    Config {
-        architecture: Architecture::Llama,
-        layers: LAYERS,
-        hidden: 1,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 2,
-        intermediate: 1,
-        vocab,
-        context: CONTEXT,
-        norm_epsilon: 1e-5,
-        rope: Rope { theta: 1e4, scaling: Scaling::Default },
-        qk_norm: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        tied: true,
-        eos: Vec::new(),
-    }
-}
-
-fn toy(model: Model, layers: Range<usize>, fuse: Option<Arc<AtomicUsize>>) -> Box<dyn Shard> {
-    let part = Part { embedding: layers.start == 0, head: layers.end == LAYERS, layers, context: CONTEXT };
-    Box::new(Toy { part, cache: Vec::new(), aside: None, model, fuse })
-}
-
-fn chain(model: Model, shards: usize, fuse: Option<&Arc<AtomicUsize>>) -> Chain {
-    let cut = |shard| shard * LAYERS / shards;
-    let shards = (0..shards).map(|shard| toy(model, cut(shard)..cut(shard + 1), fuse.cloned())).collect();
-    Chain::new(&config(VOCAB as usize), shards).unwrap()
-}
+use crate::device::{Part, Shard};
+use crate::toy::{CONTEXT, LAYERS, Model, Toy, VOCAB, chain, config, toy};
 
 fn engine(draft: Option<Model>, shards: usize, eos: Vec<u32>) -> Engine {
     Engine::new(chain(Model::Salted(0), shards, None), draft.map(|draft| chain(draft, 1, None)), eos).unwrap()
@@ -364,7 +233,7 @@ fn a_text_with_a_period_is_looked_up_and_never_drafted_beyond_what_was_asked() {
 fn a_draft_with_a_short_context_does_not_bound_a_request_that_has_no_use_for_it() {
     let shard = |context| -> Vec<Box<dyn Shard>> {
         let part = Part { layers: 0..LAYERS, embedding: true, head: true, context };
-        vec![Box::new(Toy { part, cache: Vec::new(), aside: None, model: Model::Salted(0), fuse: None })]
+        vec![Box::new(Toy::new(Model::Salted(0), part, None))]
     };
     let chain = |context| Chain::new(&config(VOCAB as usize), shard(context)).unwrap();
     let mut engine = Engine::new(chain(CONTEXT), Some(chain(8)), vec![]).unwrap();
