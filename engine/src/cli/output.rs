@@ -19,23 +19,31 @@ pub(super) fn print(text: &str) -> Result<(), CliError> {
 
 /// Prints a completion as its tokens come.
 pub(super) struct Completion<'a> {
-    /// `None` when ids are printed at the end in place of text.
-    text: Option<TextStream<'a>>,
+    /// Followed for its end also where it is not printed.
+    text: TextStream<'a>,
+    /// Whether ids are printed at the end in place of text.
+    ids: bool,
+    /// All text so far.
+    given: String,
     /// What stopped it.
     failed: Option<CliError>,
 }
 
 impl<'a> Completion<'a> {
-    pub(super) fn new(text: Option<TextStream<'a>>) -> Self {
-        Completion { text, failed: None }
+    pub(super) fn new(text: TextStream<'a>, ids: bool) -> Self {
+        Completion { text, ids, given: String::new(), failed: None }
     }
 
-    /// Prints what `token` completed, and stops the generation when that cannot be done.
+    /// Prints what `token` completed, and stops the generation when that cannot be done or a stop string came.
     pub(super) fn emit(&mut self, token: u32) -> ControlFlow<()> {
-        let Some(text) = &mut self.text else { return ControlFlow::Continue(()) };
-        let printed = text.push(token).map_err(CliError::from).and_then(|text| print(&text));
-        match printed {
-            Ok(()) => ControlFlow::Continue(()),
+        let text = match self.text.push(token) {
+            // A model may know ids that its tokenizer has no text for; as ids they can be printed.
+            Err(_) if self.ids => Ok(String::new()),
+            text => text.map_err(CliError::from),
+        };
+        match text.and_then(|text| self.give(&text)) {
+            Ok(()) if self.text.stopped_by().is_none() => ControlFlow::Continue(()),
+            Ok(()) => ControlFlow::Break(()),
             Err(error) => {
                 self.failed = Some(error);
                 ControlFlow::Break(())
@@ -43,16 +51,23 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// Prints what is left: the end of the text, or the ids.
-    pub(super) fn finish(self, tokens: &[u32]) -> Result<(), CliError> {
-        match (self.failed, self.text) {
-            (Some(error), _) => Err(error),
-            (None, Some(text)) => print(&text.finish()?),
-            (None, None) => {
-                let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
-                print(&format!("[{}]\n", ids.join(",")))
-            }
+    fn give(&mut self, text: &str) -> Result<(), CliError> {
+        self.given.push_str(text);
+        if self.ids { Ok(()) } else { print(text) }
+    }
+
+    /// Prints what is left: the end of the text, or the ids. The whole text.
+    pub(super) fn finish(mut self, tokens: &[u32]) -> Result<String, CliError> {
+        if let Some(error) = self.failed {
+            return Err(error);
         }
+        let rest = self.text.finish()?;
+        self.give(&rest)?;
+        if self.ids {
+            let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
+            print(&format!("[{}]\n", ids.join(",")))?;
+        }
+        Ok(self.given)
     }
 }
 
