@@ -13,7 +13,7 @@ use std::time::Instant;
 use benches::statistics::median;
 use benches::{child, machine};
 use clap::Parser;
-use engine::decode::{Engine, Generation, Prefill, Request, Verify};
+use engine::decode::{Engine, Generation, Request};
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
 use engine::load::{self, Pair};
@@ -101,13 +101,10 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
     let vocab = pair.target.config().vocab;
     let prompt = pair.tokenizer.encode(&arguments.prompt)?;
     let request = |prompt: Vec<u32>, max_tokens, draft_tokens| Request {
-        prompt,
         max_tokens,
         draft_tokens,
-        verify: Verify::Batched,
-        prefill: Prefill::Dense,
-        prefill_chunk: None,
         ignore_eos: true,
+        ..Request::new(prompt)
     };
     let mut speculative = pair.load(&device, context)?;
     pair.draft = None;
