@@ -226,7 +226,7 @@ fn a_directory_that_is_no_model_is_refused() {
         assert_eq!(
             error(&path),
             format!(
-                "cannot use the model in {}: it is not a directory; name the directory that holds config.json",
+                "cannot use the model in {}: it is neither a directory nor a GGUF file; name the directory that holds config.json",
                 path.display()
             )
         );
@@ -348,12 +348,12 @@ fn broken_weights_are_one_sentence_that_names_the_file_what_is_wrong_and_what_to
         ),
         (
             |copy| copy.header(FILE, |header| header[NORM]["shape"] = json!([8, 8])),
-            "model.safetensors has tensor model.norm.weight of shape [8, 8], but config.json asks for [64]; download \
+            "model.safetensors has tensor model.norm.weight of shape [8, 8], but the configuration asks for [64]; download \
              both again",
         ),
         (
             |copy| copy.config("intermediate_size", json!(2_147_483_647)),
-            "model.safetensors has tensor model.layers.0.mlp.gate_proj.weight of shape [128, 64], but config.json asks \
+            "model.safetensors has tensor model.layers.0.mlp.gate_proj.weight of shape [128, 64], but the configuration asks \
              for [2147483647, 64]; download both again",
         ),
     ];

@@ -7,6 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::short;
+use super::gguf::{self, Gguf};
 use super::json::{parse, read_bytes};
 use super::{ModelError, TextStream};
 
@@ -19,6 +20,15 @@ pub struct Tokenizer {
     /// Tokens that stand for one byte in runs that are text only as a whole (`<0xE2>`).
     bytes: HashSet<u32>,
     rules: Rules,
+    settings: Settings,
+}
+
+/// What a model says of conversations.
+#[derive(Default)]
+struct Settings {
+    chat_template: Option<String>,
+    bos: Option<String>,
+    eos: Option<String>,
 }
 
 /// What a tokenizer does beside its vocabulary, hashed part by part: enough to say which part differs.
@@ -26,18 +36,34 @@ pub struct Tokenizer {
 struct Rules(Vec<(&'static str, [u8; 32])>);
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model directory.
+    /// Reads the tokenizer of a model: `tokenizer.json` of its directory, or the metadata of a GGUF file.
     ///
     /// # Errors
     /// [`ModelError`] when it is missing or not a tokenizer.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("tokenizer.json");
+    pub fn open(model: &Path) -> Result<Self, ModelError> {
+        if let Some(file) = gguf::find(model)? {
+            let words = Gguf::open(&file)?.words()?;
+            let inner = serde_json::from_value(words.definition.clone());
+            let settings = Settings { chat_template: words.chat_template, bos: words.bos, eos: words.eos };
+            return Self::new(file, inner.map_err(Into::into), &words.definition, settings);
+        }
+        let path = model.join("tokenizer.json");
         let bytes = read_bytes(&path)?;
         // Syntax first: the library panics on a file that ends in the middle of some parts.
         let definition = parse(&path, &bytes)?;
+        let inner = tokenizers::Tokenizer::from_bytes(&bytes);
+        Self::new(path, inner, &definition, Settings::read(model)?)
+    }
+
+    fn new(
+        path: PathBuf,
+        inner: tokenizers::Result<tokenizers::Tokenizer>,
+        definition: &Value,
+        settings: Settings,
+    ) -> Result<Self, ModelError> {
         let fail =
             |problem: String| ModelError::NotATokenizer { path: path.clone(), problem: short(&problem) };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| fail(error.to_string()))?;
+        let mut inner = inner.map_err(|error| fail(error.to_string()))?;
         // A training's settings: they would cut or fill up prompts in silence.
         inner.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
         let vocabulary = inner.get_vocab(true);
@@ -59,10 +85,32 @@ impl Tokenizer {
                 .filter(|(token, _)| falls_back && is_byte(token))
                 .map(|(_, &id)| id)
                 .collect(),
-            rules: Rules::of(&inner, &definition).map_err(|error| fail(error.to_string()))?,
+            rules: Rules::of(&inner, definition).map_err(|error| fail(error.to_string()))?,
+            settings,
             path,
             inner,
         })
+    }
+
+    /// The Jinja template that turns a conversation into a prompt, where the model has one: `chat_template.jinja`,
+    /// `tokenizer_config.json` or the metadata of a GGUF file.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.settings.chat_template.as_deref()
+    }
+
+    /// The token that a text may begin with, as templates spell it (`bos_token`).
+    pub fn bos(&self) -> Option<&str> {
+        self.settings.bos.as_deref()
+    }
+
+    /// The token that ends a text, as templates spell it (`eos_token`).
+    pub fn eos(&self) -> Option<&str> {
+        self.settings.eos.as_deref()
+    }
+
+    /// The id of a token, special or not, by its text in the vocabulary.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
     }
 
     /// Token ids of a text, no special tokens added.
@@ -160,6 +208,40 @@ impl Tokenizer {
     /// A stream that gives text as tokens come, never half a character.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
+    }
+}
+
+impl Settings {
+    /// From `tokenizer_config.json` and `chat_template.jinja`, where they are.
+    fn read(dir: &Path) -> Result<Self, ModelError> {
+        let optional = |name: &str| match read_bytes(&dir.join(name)) {
+            Err(ModelError::MissingFile { .. }) => Ok(None),
+            other => other.map(Some),
+        };
+        let mut settings = Settings::default();
+        let name = "tokenizer_config.json";
+        if let Some(bytes) = optional(name)? {
+            let config = parse(&dir.join(name), &bytes)?;
+            // A token is its text, or an object that holds it.
+            let token = |name: &str| {
+                let value = config.get(name)?;
+                value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+            };
+            // One template, or a list of named ones.
+            let template = config.get("chat_template").and_then(|template| match template {
+                Value::Array(list) => list
+                    .iter()
+                    .find(|one| one.get("name").and_then(Value::as_str) == Some("default"))
+                    .and_then(|one| one.get("template")?.as_str()),
+                one => one.as_str(),
+            });
+            let chat_template = template.map(str::to_owned);
+            settings = Settings { bos: token("bos_token"), eos: token("eos_token"), chat_template };
+        }
+        if let Some(bytes) = optional("chat_template.jinja")? {
+            settings.chat_template = Some(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        Ok(settings)
     }
 }
 

@@ -10,8 +10,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod portable;
 
+use super::blocks::Blocks;
 use super::lanes::{self, Lanes};
 use super::packed::{Kind, Line};
 
@@ -62,7 +64,10 @@ impl Isa {
     pub(super) fn all() -> Vec<Self> {
         let mut found = vec![Isa(Level::Portable)];
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
             found.push(Isa(Level::Avx2));
             if is_x86_feature_detected!("avx512f") {
                 found.push(Isa(Level::Avx512));
@@ -88,6 +93,35 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => unsafe { avx512::tile(kind, panel, inputs, rows, tile) },
         }
+    }
+
+    /// [`tile`](Self::tile) of a panel of quantised weights. `inputs` are whole blocks.
+    ///
+    /// # Panics
+    /// When the panel or the rows are shorter than that.
+    pub(super) fn blocks(
+        self,
+        blocks: Blocks,
+        panel: &[Line],
+        inputs: usize,
+        rows: Rows<'_>,
+        tile: &mut Tile,
+    ) {
+        assert!((1..=TILE_ROWS).contains(&rows.count), "rows of a tile");
+        match self.0 {
+            Level::Portable => blocks::portable::tile(blocks, panel, inputs, rows, tile),
+            // SAFETY: the processor has AVX2, FMA and F16C (see `Level`).
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => unsafe { blocks::avx2::tile(blocks, panel, inputs, rows, tile) },
+            // SAFETY: the processor has AVX-512F (see `Level`).
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => unsafe { blocks::avx512::tile(blocks, panel, inputs, rows, tile) },
+        }
+    }
+
+    /// The weights of one output of a panel of quantised weights.
+    pub(super) fn row(blocks: Blocks, panel: &[Line], lane: usize, row: &mut [f32]) {
+        blocks::portable::row(blocks, panel, lane, row);
     }
 
     /// [`lanes::swiglu`] of the halves of the first `rows` rows of a tile, into the first half.
