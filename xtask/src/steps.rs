@@ -63,6 +63,11 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
     steps
 }
 
+/// What runs models that are downloaded.
+pub(crate) fn with_models() -> Vec<Step> {
+    vec![Step::cargo("tests of SmolLM2", "test --package engine --test smollm2 -- --include-ignored")]
+}
+
 /// A package built by itself, since in the workspace cargo unites the features that others ask for.
 fn feature_steps(package: &Package) -> Vec<Step> {
     let name = &package.name;

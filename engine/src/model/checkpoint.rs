@@ -362,7 +362,8 @@ impl LayerWeights<'_> {
 impl Tensor<'_> {
     /// The values widened to `f32`, exactly.
     pub fn to_f32(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.shape.iter().product()];
+        let (length, size) = self.dtype.block();
+        let mut values = vec![0.0; self.bytes.len() / size * length];
         self.dtype.widen(&self.bytes, &mut values);
         values
     }

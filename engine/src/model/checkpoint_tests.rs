@@ -85,7 +85,7 @@ fn a_layer_that_is_not_there_is_an_error() {
 fn widening_is_exact_and_needs_no_alignment() {
     let widen = |dtype, bytes: &[u8]| {
         let unaligned = [&[0], bytes].concat();
-        Tensor { name: String::new(), dtype, shape: vec![], bytes: &unaligned[1..] }.to_f32()
+        Tensor { name: String::new(), dtype, shape: vec![], bytes: unaligned[1..].into() }.to_f32()
     };
     // bfloat16 is the upper half of a single: 1, -2, the smallest subnormal, infinity.
     let upper = [0x3f80_u16, 0xc000, 0x0001, 0x7f80].map(u16::to_le_bytes).concat();
@@ -101,7 +101,7 @@ fn widening_is_exact_and_needs_no_alignment() {
 #[test]
 fn every_half_and_bfloat16_survives_the_way_there_and_back() {
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let tensor = |dtype| Tensor { name: String::new(), dtype, shape: vec![65536], bytes: &bytes };
+    let tensor = |dtype| Tensor { name: String::new(), dtype, shape: vec![65536], bytes: (&bytes).into() };
     for (bits, value) in tensor(Dtype::Bf16).to_f32().into_iter().enumerate() {
         assert!(value.is_nan() || half::bf16::from_f32(value).to_bits() as usize == bits);
     }

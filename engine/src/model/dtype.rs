@@ -167,3 +167,127 @@ fn q6_k(block: &[u8], values: &mut [f32]) {
         *value = scale * sub_scale * (f32::from(high << 4 | low) - 32.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::float_cmp, reason = "every value here is exact")]
+
+    use super::*;
+
+    fn half(value: f32) -> [u8; 2] {
+        f16::from_f32(value).to_le_bytes()
+    }
+
+    /// Numbers below `end` in no order.
+    fn numbers(count: usize, end: usize) -> Vec<u8> {
+        (0..count).map(|at| (at * 131 + at / 7 * 29 + 5) % end).map(|number| number as u8).collect()
+    }
+
+    fn widen(dtype: Dtype, block: &[u8]) -> Vec<f32> {
+        let (length, size) = dtype.block();
+        assert_eq!(block.len(), size);
+        let mut values = vec![f32::NAN; length];
+        dtype.widen(block, &mut values);
+        values
+    }
+
+    #[test]
+    fn q8_0_is_a_scale_times_signed_bytes() {
+        let mut block = half(0.5).to_vec();
+        block.extend((0..32u8).map(|at| at.wrapping_mul(37)));
+        let values = widen(Dtype::Q8_0, &block);
+        assert_eq!(values[..5], [0.0, 18.5, 37.0, 55.5, -54.0]);
+        block[2 + 31] = 0x80;
+        assert_eq!(widen(Dtype::Q8_0, &block)[31], -64.0);
+    }
+
+    #[test]
+    fn q4_0_counts_from_minus_eight_low_halves_first() {
+        let mut block = half(2.0).to_vec();
+        block.extend([0x88; 16]);
+        block[2] = 0xf0;
+        block[17] = 0x1c;
+        let values = widen(Dtype::Q4_0, &block);
+        assert_eq!([values[0], values[16], values[15], values[31]], [-16.0, 14.0, 8.0, -14.0]);
+        assert!(values[1..15].iter().all(|value| *value == 0.0));
+    }
+
+    #[test]
+    fn q4_1_adds_an_offset_low_halves_first() {
+        let mut block = [half(0.5), half(-1.0)].concat();
+        block.extend([0x00; 16]);
+        block[4 + 1] = 0x3a;
+        let values = widen(Dtype::Q4_1, &block);
+        assert_eq!([values[1], values[17], values[0]], [4.0, 0.5, -1.0]);
+    }
+
+    /// Six-bit scales and offsets, packed as the format's own quantiser packs them.
+    fn pack_six(scales: &[u8], offsets: &[u8]) -> [u8; 12] {
+        let mut packed = [0; 12];
+        for at in 0..8 {
+            if at < 4 {
+                packed[at] = scales[at];
+                packed[at + 4] = offsets[at];
+            } else {
+                packed[at + 4] = (scales[at] & 0xf) | ((offsets[at] & 0xf) << 4);
+                packed[at - 4] |= (scales[at] >> 4) << 6;
+                packed[at] |= (offsets[at] >> 4) << 6;
+            }
+        }
+        packed
+    }
+
+    /// `scale * scales[at / 32] * numbers[at] - offset * offsets[at / 32]`
+    fn expected_k(scale: f32, offset: f32, scales: &[u8], offsets: &[u8], numbers: &[u8]) -> Vec<f32> {
+        let value = |(at, &number): (usize, &u8)| {
+            scale * f32::from(scales[at / 32]) * f32::from(number) - offset * f32::from(offsets[at / 32])
+        };
+        numbers.iter().enumerate().map(value).collect()
+    }
+
+    #[test]
+    fn q4_k_has_a_scale_and_an_offset_for_each_32_and_halves_of_bytes_for_two_runs() {
+        let (numbers, scales, offsets) = (numbers(256, 16), numbers(8, 64), numbers(16, 64));
+        let offsets = &offsets[8..];
+        let mut block = [half(0.25), half(0.5)].concat();
+        block.extend(pack_six(&scales, offsets));
+        for pair in numbers.chunks(64) {
+            block.extend((0..32).map(|at| pair[at] | pair[at + 32] << 4));
+        }
+        assert_eq!(widen(Dtype::Q4K, &block), expected_k(0.25, 0.5, &scales, offsets, &numbers));
+    }
+
+    #[test]
+    fn q5_k_keeps_the_fifth_bits_of_all_runs_in_32_bytes() {
+        let (numbers, scales, offsets) = (numbers(256, 32), numbers(8, 64), numbers(16, 64));
+        let offsets = &offsets[8..];
+        let mut block = [half(0.25), half(0.5)].concat();
+        block.extend(pack_six(&scales, offsets));
+        block.extend((0..32).map(|at| (0..8).map(|run| numbers[32 * run + at] >> 4 << run).sum::<u8>()));
+        for pair in numbers.chunks(64) {
+            block.extend((0..32).map(|at| (pair[at] & 15) | (pair[at + 32] & 15) << 4));
+        }
+        assert_eq!(widen(Dtype::Q5K, &block), expected_k(0.25, 0.5, &scales, offsets, &numbers));
+    }
+
+    #[test]
+    fn q6_k_has_signed_scales_for_each_16_and_counts_from_minus_32() {
+        let numbers = numbers(256, 64);
+        let scales: Vec<i8> = (0..16).map(|at| (at * 17 - 128i32) as i8).collect();
+        let mut block = Vec::new();
+        for part in numbers.chunks(128) {
+            block.extend((0..64).map(|at| (part[at] & 15) | (part[at + 64] & 15) << 4));
+        }
+        for part in numbers.chunks(128) {
+            block.extend(
+                (0..32).map(|at| (0..4).map(|run| part[32 * run + at] >> 4 << (2 * run)).sum::<u8>()),
+            );
+        }
+        block.extend(scales.iter().map(|scale| scale.cast_unsigned()));
+        block.extend(half(0.125));
+        let expected =
+            |(at, &number): (usize, &u8)| 0.125 * f32::from(scales[at / 16]) * (f32::from(number) - 32.0);
+        let expected: Vec<f32> = numbers.iter().enumerate().map(expected).collect();
+        assert_eq!(widen(Dtype::Q6K, &block), expected);
+    }
+}

@@ -26,6 +26,9 @@ pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
 
 #[cfg(test)]
+pub(crate) use gguf::writer::blocks as gguf_blocks;
+
+#[cfg(test)]
 mod checkpoint_tests;
 #[cfg(test)]
 mod config_tests;

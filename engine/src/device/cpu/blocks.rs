@@ -37,10 +37,6 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    #[cfg(test)]
-    pub(super) const ALL: [Dtype; 6] =
-        [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4_1, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
-
     /// The layout for weights of this type; none for a type without blocks.
     pub(super) fn of(dtype: Dtype) -> Option<Self> {
         match dtype {
@@ -202,4 +198,114 @@ fn gather(bytes: &[u8], shift: usize, width: usize) -> u32 {
     let mask = (1 << width) - 1;
     let field = |(at, &byte): (usize, &u8)| (u32::from(byte) >> shift & mask) << (at * width);
     bytes.iter().enumerate().map(field).fold(0, |all, one| all | one)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::isa::{Isa, Rows};
+    use super::super::multiply::Multiplier;
+    use super::super::packed::{Layout, Matrix, PANEL, Packed};
+    use super::super::pool::Pool;
+    use super::*;
+    use crate::model::gguf_blocks;
+
+    fn quantised() -> Vec<Dtype> {
+        Dtype::ALL.into_iter().filter(|dtype| dtype.is_quantised()).collect()
+    }
+
+    fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+        let (length, size) = dtype.block();
+        let mut values = vec![0.0; bytes.len() / size * length];
+        dtype.widen(bytes, &mut values);
+        values
+    }
+
+    fn inputs(count: usize) -> Vec<f32> {
+        (0..count).map(|at| (at as f32 * 0.71).cos()).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Two matrices of any types, one above the other: panels of one type, of the other and of both.
+        #[test]
+        fn products_against_f64(
+            first in prop::sample::select(quantised()), second in prop::sample::select(Dtype::ALL.to_vec()),
+            outputs in (1usize..70, 0usize..70), width in 1usize..3, count in 1usize..14, seed in 0u64..1000,
+        ) {
+            let pool = Pool::new(2);
+            let width = 256 * width;
+            let (first_bytes, second_bytes) =
+                (gguf_blocks(first, outputs.0 * width, seed), gguf_blocks(second, outputs.1 * width, seed + 1));
+            let weights = [widened(first, &first_bytes), widened(second, &second_bytes)].concat();
+            let matrix = |dtype, bytes, outputs| Matrix { dtype, bytes, outputs, inputs: width, bias: None };
+            let parts = [matrix(first, &first_bytes, outputs.0), matrix(second, &second_bytes, outputs.1)];
+            let packed = Packed::stacked(&pool, &parts);
+            let x = inputs(count * width);
+            let rows = Rows { values: &x, stride: width, count };
+            let mut row = vec![0.0; width];
+            for (output, weights) in weights.chunks(width).enumerate() {
+                packed.row(output, &mut row);
+                prop_assert_eq!(&row[..], weights, "the weights of output {}", output);
+            }
+            for isa in Isa::all() {
+                let stride = packed.panels() * PANEL;
+                let mut out = vec![1.0; count * stride];
+                Multiplier { pool: &pool, isa }.store(&packed, rows, &mut out);
+                for (x, out) in x.chunks(width).zip(out.chunks(stride)) {
+                    for (weights, got) in weights.chunks(width).zip(out) {
+                        let exact: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                        prop_assert!((f64::from(*got) - exact).abs() < 1e-3, "{:?} {} {}", isa, got, exact);
+                    }
+                    prop_assert!(out[outputs.0 + outputs.1..].iter().all(|value| *value == 0.0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_in_any_company_and_as_with_the_same_weights_in_f32() {
+        let (outputs, width) = (40, 512);
+        let pool = Pool::new(2);
+        for dtype in quantised() {
+            let bytes = gguf_blocks(dtype, outputs * width, 7);
+            let matrix = Matrix { dtype, bytes: &bytes, outputs, inputs: width, bias: None };
+            let packed = Packed::stacked(&pool, &[matrix]);
+            let plain: Vec<u8> = widened(dtype, &bytes).into_iter().flat_map(f32::to_le_bytes).collect();
+            let plain = Matrix { dtype: Dtype::F32, bytes: &plain, outputs, inputs: width, bias: None };
+            let plain = Packed::stacked(&pool, &[plain]);
+            let (x, stride) = (inputs(13 * width), packed.panels() * PANEL);
+            for isa in Isa::all() {
+                let multiplier = Multiplier { pool: &pool, isa };
+                let mut alone = vec![0.0; 13 * stride];
+                for (x, out) in x.chunks(width).zip(alone.chunks_mut(stride)) {
+                    multiplier.store(&plain, Rows { values: x, stride: width, count: 1 }, out);
+                }
+                for count in 1..=13 {
+                    let mut out = vec![0.0; count * stride];
+                    multiplier.store(&packed, Rows { values: &x, stride: width, count }, &mut out);
+                    assert_eq!(out, alone[..count * stride], "{dtype:?}, {isa:?}, {count} rows");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panel_is_hardly_longer_than_the_file() {
+        for dtype in quantised() {
+            let stored = dtype.bytes(PANEL * 512);
+            let lines = Blocks::of(dtype).unwrap().lines(512);
+            assert!(lines * size_of::<Line>() <= stored + stored / 36, "{dtype:?}");
+        }
+        let layout = |types: &[Dtype]| {
+            let bytes = vec![0; Dtype::F32.bytes(32 * 256)];
+            let part = |&dtype: &Dtype| Matrix { dtype, bytes: &bytes, outputs: 32, inputs: 256, bias: None };
+            let packed = Packed::stacked(&Pool::new(1), &types.iter().map(part).collect::<Vec<_>>());
+            (0..packed.panels()).map(|panel| packed.panel(panel).0).collect::<Vec<_>>()
+        };
+        let expected = [Layout::Blocks(Blocks::Q4K), Layout::Blocks(Blocks::Q6K)];
+        assert_eq!(layout(&[Dtype::Q4K, Dtype::Q6K]), expected);
+    }
 }

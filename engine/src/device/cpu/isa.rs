@@ -174,7 +174,7 @@ fn swiglu(tile: &mut Tile, rows: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::packed::{Matrix, Packed};
+    use crate::device::cpu::packed::{Layout, Matrix, Packed};
     use crate::device::cpu::pool::Pool;
     use crate::model::Dtype;
 
@@ -193,13 +193,14 @@ mod tests {
                 };
                 let matrix = Matrix { dtype, bytes: &bytes, outputs: PANEL, inputs, bias: None };
                 let packed = Packed::stacked(&pool, &[matrix]);
+                let (Layout::Plain(kind), panel) = packed.panel(0) else { panic!("no blocks") };
                 for count in 1..=TILE_ROWS {
                     let rows = Rows { values: &x, stride: inputs, count };
                     let mut expected = Tile::new();
-                    Isa(Level::Portable).tile(packed.kind, packed.panel(0), inputs, rows, &mut expected);
+                    Isa(Level::Portable).tile(kind, panel, inputs, rows, &mut expected);
                     for isa in Isa::all() {
                         let mut tile = Tile::new();
-                        isa.tile(packed.kind, packed.panel(0), inputs, rows, &mut tile);
+                        isa.tile(kind, panel, inputs, rows, &mut tile);
                         let close = |a: &f32, b: &f32| (a - b).abs() < 1e-5;
                         let (got, want) =
                             (tile.0.as_flattened().as_flattened(), expected.0.as_flattened().as_flattened());

@@ -181,6 +181,7 @@ mod tests {
                     values.iter().map(|v| v.to_f32()).collect(),
                 )
             }
+            _ => panic!("{dtype:?} has blocks"),
         }
     }
 

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 pub(super) use names::{interleaved, stored_name};
+pub(super) use tokenizer::Words;
 
 use super::error::short;
 use super::json::{Fields, file_len};

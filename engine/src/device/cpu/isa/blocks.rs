@@ -5,8 +5,12 @@
 //! even inputs in one sum and the odd ones in another, each in order. Every product on the way to a weight is exact
 //! (see [`Dtype`](crate::model::Dtype)), so a weight is the same bits on every instruction set, and the results are
 //! those of the same weights stored as `f32`.
+//!
+//! All is `inline(always)` and plain loops: what the compiler leaves as a function of its own (it does so with the
+//! closures of `array::from_fn`) is not compiled for the instruction set, and then its vectors go through memory.
 
 #![allow(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
+#![allow(clippy::needless_range_loop, reason = "several arrays of registers by one constant index")]
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -92,7 +96,11 @@ impl Format for Q8_0 {
 
     #[inline(always)]
     fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
-        std::array::from_fn(|at| V::signed_bytes(&group[1 + 2 * (2 * eight + at / 4) + half], at % 4))
+        let mut loaded = [V::zero(); EIGHT];
+        for (at, loaded) in loaded.iter_mut().enumerate() {
+            *loaded = V::signed_bytes(&group[1 + 2 * (2 * eight + at / 4) + half], at % 4);
+        }
+        loaded
     }
 
     #[inline(always)]
@@ -228,21 +236,35 @@ pub(super) fn multiply<V: Vector, F: Format, const R: usize, const H: usize>(
 ) {
     let (head, length) = const { F::BLOCKS.shape() };
     let mut sums = [[[V::zero(); 2]; H]; R];
-    let x: [&[[f32; GROUP]]; R] =
-        std::array::from_fn(|row| rows.values[(first + row) * rows.stride..][..inputs].as_chunks().0);
+    let nothing: &[[f32; GROUP]] = &[];
+    let mut x = [nothing; R];
+    for row in 0..R {
+        x[row] = rows.values[(first + row) * rows.stride..][..inputs].as_chunks().0;
+    }
     let mut number = 0;
     for block in panel[..F::BLOCKS.lines(inputs)].chunks_exact(const { F::BLOCKS.block() }) {
         let (head, groups) = block.split_at(head);
         for group in groups.chunks_exact(length) {
-            let inputs: [&[f32; GROUP]; R] = std::array::from_fn(|row| &x[row][number]);
+            let mut inputs = [&[0.0; GROUP]; R];
+            for row in 0..R {
+                inputs[row] = &x[row][number];
+            }
             number += 1;
             for run in 0..GROUP / RUN {
-                let scales: [(V, V); H] = std::array::from_fn(|h| F::scale(head, group, run, half + h));
+                let mut scales = [(V::zero(), V::zero()); H];
+                for h in 0..H {
+                    scales[h] = F::scale(head, group, run, half + h);
+                }
                 for eight in [2 * run, 2 * run + 1] {
-                    let loaded: [F::Loaded<V>; H] = std::array::from_fn(|h| F::load(group, eight, half + h));
+                    let mut loaded = [F::load::<V>(group, eight, half); H];
+                    for h in 1..H {
+                        loaded[h] = F::load(group, eight, half + h);
+                    }
                     for at in 0..EIGHT {
-                        let weights: [V; H] =
-                            std::array::from_fn(|h| F::weight(loaded[h], eight, at, scales[h]));
+                        let mut weights = [V::zero(); H];
+                        for h in 0..H {
+                            weights[h] = F::weight(loaded[h], eight, at, scales[h]);
+                        }
                         for row in 0..R {
                             let x = V::splat(inputs[row][EIGHT * eight + at]);
                             for h in 0..H {

@@ -23,6 +23,55 @@ fn all(value: u32) -> __m256i {
     unsafe { _mm256_set1_epi32(value.cast_signed()) }
 }
 
+/// The number that four bits from bit `at` on are, in each lane, and above them those of `high` that `mask` leaves.
+#[inline(always)]
+fn joined(bits: __m256i, at: u32, high: __m256i, high_at: u32, mask: u32) -> __m256 {
+    // SAFETY: see `all`.
+    unsafe {
+        let low = _mm256_and_si256(_mm256_srlv_epi32(bits, all(at)), all(15));
+        let high = if high_at < 4 {
+            _mm256_sllv_epi32(high, all(4 - high_at))
+        } else {
+            _mm256_srlv_epi32(high, all(high_at - 4))
+        };
+        _mm256_cvtepi32_ps(_mm256_or_si256(low, _mm256_and_si256(high, all(mask << 4))))
+    }
+}
+
+#[inline(always)]
+fn nibble(bits: __m256i, at: u32) -> __m256 {
+    // SAFETY: see `all`.
+    unsafe { _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(bits, all(at)), all(15))) }
+}
+
+/// A quarter of a line of halves.
+#[inline(always)]
+fn halves(line: &Line, quarter: usize) -> __m256 {
+    let (quarters, _) = line.0.as_chunks::<4>();
+    // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
+    unsafe { _mm256_cvtph_ps(_mm_load_si128(quarters[quarter].as_ptr().cast::<__m128i>())) }
+}
+
+/// An eighth of a line of bytes.
+#[inline(always)]
+fn eighth(line: &Line, eighth: usize) -> __m128i {
+    let (eighths, _) = line.0.as_chunks::<2>();
+    // SAFETY: see `all`; an eighth of a line is 8 bytes.
+    unsafe { _mm_loadl_epi64(eighths[eighth].as_ptr().cast()) }
+}
+
+#[inline(always)]
+fn bytes(bytes: __m128i) -> __m256 {
+    // SAFETY: see `all`.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)) }
+}
+
+#[inline(always)]
+fn signed_bytes(bytes: __m128i) -> __m256 {
+    // SAFETY: see `all`.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)) }
+}
+
 impl Vector for Two {
     type Bits = [__m256i; 2];
 
@@ -40,80 +89,57 @@ impl Vector for Two {
 
     #[inline(always)]
     fn times(self, by: Self) -> Self {
+        let (Two([a, b]), Two([c, d])) = (self, by);
         // SAFETY: see `all`.
-        Two([0, 1].map(|side| unsafe { _mm256_mul_ps(self.0[side], by.0[side]) }))
+        Two(unsafe { [_mm256_mul_ps(a, c), _mm256_mul_ps(b, d)] })
     }
 
     #[inline(always)]
     fn times_plus(self, by: Self, to: Self) -> Self {
+        let (Two([a, b]), Two([c, d]), Two([e, f])) = (self, by, to);
         // SAFETY: see `all`.
-        Two([0, 1].map(|side| unsafe { _mm256_fmadd_ps(self.0[side], by.0[side], to.0[side]) }))
+        Two(unsafe { [_mm256_fmadd_ps(a, c, e), _mm256_fmadd_ps(b, d, f)] })
     }
 
     #[inline(always)]
     fn bits(line: &Line) -> Self::Bits {
         let line = (&raw const *line).cast::<__m256i>();
         // SAFETY: see `all`; a line is 64 bytes, aligned to 64.
-        [0, 1].map(|side| unsafe { _mm256_load_si256(line.add(side)) })
+        unsafe { [_mm256_load_si256(line), _mm256_load_si256(line.add(1))] }
     }
 
     #[inline(always)]
-    fn nibble(bits: Self::Bits, at: u32) -> Self {
-        // SAFETY: see `all`.
-        Two(bits.map(|bits| unsafe {
-            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(bits, all(at)), all(15)))
-        }))
+    fn nibble([a, b]: Self::Bits, at: u32) -> Self {
+        Two([nibble(a, at), nibble(b, at)])
     }
 
     #[inline(always)]
-    fn joined(bits: Self::Bits, at: u32, high: Self::Bits, high_at: u32, mask: u32) -> Self {
-        // SAFETY: see `all`.
-        Two([0, 1].map(|side| unsafe {
-            let low = _mm256_and_si256(_mm256_srlv_epi32(bits[side], all(at)), all(15));
-            let high = if high_at < 4 {
-                _mm256_sllv_epi32(high[side], all(4 - high_at))
-            } else {
-                _mm256_srlv_epi32(high[side], all(high_at - 4))
-            };
-            _mm256_cvtepi32_ps(_mm256_or_si256(low, _mm256_and_si256(high, all(mask << 4))))
-        }))
+    fn joined([a, b]: Self::Bits, at: u32, [c, d]: Self::Bits, high_at: u32, mask: u32) -> Self {
+        Two([joined(a, at, c, high_at, mask), joined(b, at, d, high_at, mask)])
     }
 
     #[inline(always)]
     fn halves(line: &Line, which: usize) -> Self {
-        let (quarters, _) = line.0.as_chunks::<4>();
-        // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
-        Two([0, 1].map(|side| unsafe {
-            _mm256_cvtph_ps(_mm_load_si128(quarters[2 * which + side].as_ptr().cast::<__m128i>()))
-        }))
+        Two([halves(line, 2 * which), halves(line, 2 * which + 1)])
     }
 
     #[inline(always)]
     fn bytes(line: &Line, which: usize) -> Self {
-        let (eighths, _) = line.0.as_chunks::<2>();
-        // SAFETY: see `all`; an eighth of a line is 8 bytes.
-        Two([0, 1].map(|side| unsafe {
-            let bytes = _mm_loadl_epi64(eighths[2 * which + side].as_ptr().cast());
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
-        }))
+        Two([bytes(eighth(line, 2 * which)), bytes(eighth(line, 2 * which + 1))])
     }
 
     #[inline(always)]
     fn signed_bytes(line: &Line, which: usize) -> Self {
-        let (eighths, _) = line.0.as_chunks::<2>();
-        // SAFETY: see `all`; an eighth of a line is 8 bytes.
-        Two([0, 1].map(|side| unsafe {
-            let bytes = _mm_loadl_epi64(eighths[2 * which + side].as_ptr().cast());
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-        }))
+        Two([signed_bytes(eighth(line, 2 * which)), signed_bytes(eighth(line, 2 * which + 1))])
     }
 
     #[inline(always)]
     fn store(self, to: &mut [f32; RUN]) {
-        let (sides, _) = to.as_chunks_mut::<8>();
-        for (values, side) in self.0.into_iter().zip(sides) {
-            // SAFETY: see `all`; there is room for eight values.
-            unsafe { _mm256_storeu_ps(side.as_mut_ptr(), values) };
+        let (Two([a, b]), to) = (self, to.as_mut_ptr());
+        // SAFETY: see `all`; there is room for sixteen values.
+        unsafe {
+            _mm256_storeu_ps(to, a);
+            _mm256_storeu_ps(to.add(8), b);
         }
     }
 }

@@ -16,59 +16,62 @@ use super::{Format, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, RUN, Vector, multiply};
 #[derive(Clone, Copy)]
 struct Wide(__m512);
 
+/// Sixteen times a number.
+#[inline(always)]
+fn all(value: u32) -> __m512i {
+    // SAFETY: as `Wide` says, the processor has AVX-512F. So it is for all functions here.
+    unsafe { _mm512_set1_epi32(value.cast_signed()) }
+}
+
 impl Vector for Wide {
     type Bits = __m512i;
 
     #[inline(always)]
     fn zero() -> Self {
-        // SAFETY: as `Wide` says, the processor has AVX-512F. So it is for all functions here.
+        // SAFETY: see `all`.
         Wide(unsafe { _mm512_setzero_ps() })
     }
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
-        // SAFETY: see `zero`.
+        // SAFETY: see `all`.
         Wide(unsafe { _mm512_set1_ps(value) })
     }
 
     #[inline(always)]
     fn times(self, by: Self) -> Self {
-        // SAFETY: see `zero`.
+        // SAFETY: see `all`.
         Wide(unsafe { _mm512_mul_ps(self.0, by.0) })
     }
 
     #[inline(always)]
     fn times_plus(self, by: Self, to: Self) -> Self {
-        // SAFETY: see `zero`.
+        // SAFETY: see `all`.
         Wide(unsafe { _mm512_fmadd_ps(self.0, by.0, to.0) })
     }
 
     #[inline(always)]
     fn bits(line: &Line) -> Self::Bits {
-        // SAFETY: see `zero`; a line is 64 bytes, aligned to 64.
+        // SAFETY: see `all`; a line is 64 bytes, aligned to 64.
         unsafe { _mm512_load_si512((&raw const *line).cast()) }
     }
 
     #[inline(always)]
     fn nibble(bits: Self::Bits, at: u32) -> Self {
-        // SAFETY: see `zero`.
+        // SAFETY: see `all`.
         Wide(unsafe {
             // Looked up by the low four bits of each lane, whatever is above them.
             let table = _mm512_setr_ps(
                 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
             );
-            let index = _mm512_srlv_epi32(bits, _mm512_set1_epi32(at.cast_signed()));
+            let index = _mm512_srlv_epi32(bits, all(at));
             _mm512_permutexvar_ps(index, table)
         })
     }
 
     #[inline(always)]
     fn joined(bits: Self::Bits, at: u32, high: Self::Bits, high_at: u32, mask: u32) -> Self {
-        let all = |value: u32| {
-            // SAFETY: see `zero`.
-            unsafe { _mm512_set1_epi32(value.cast_signed()) }
-        };
-        // SAFETY: see `zero`.
+        // SAFETY: see `all`.
         Wide(unsafe {
             let low = _mm512_and_si512(_mm512_srlv_epi32(bits, all(at)), all(15));
             let high = if high_at < 4 {
@@ -83,14 +86,14 @@ impl Vector for Wide {
     #[inline(always)]
     fn halves(line: &Line, which: usize) -> Self {
         let (halves, _) = line.0.as_chunks::<8>();
-        // SAFETY: see `zero`; half a line is 32 bytes, aligned to 32.
+        // SAFETY: see `all`; half a line is 32 bytes, aligned to 32.
         Wide(unsafe { _mm512_cvtph_ps(_mm256_load_si256(halves[which].as_ptr().cast::<__m256i>())) })
     }
 
     #[inline(always)]
     fn bytes(line: &Line, which: usize) -> Self {
         let (quarters, _) = line.0.as_chunks::<4>();
-        // SAFETY: see `zero`; a quarter of a line is 16 bytes, aligned to 16.
+        // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
         Wide(unsafe {
             _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(quarters[which].as_ptr().cast())))
         })
@@ -99,7 +102,7 @@ impl Vector for Wide {
     #[inline(always)]
     fn signed_bytes(line: &Line, which: usize) -> Self {
         let (quarters, _) = line.0.as_chunks::<4>();
-        // SAFETY: see `zero`; a quarter of a line is 16 bytes, aligned to 16.
+        // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
         Wide(unsafe {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(quarters[which].as_ptr().cast())))
         })
@@ -107,7 +110,7 @@ impl Vector for Wide {
 
     #[inline(always)]
     fn store(self, to: &mut [f32; RUN]) {
-        // SAFETY: see `zero`; there is room for sixteen values.
+        // SAFETY: see `all`; there is room for sixteen values.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
     }
 }
