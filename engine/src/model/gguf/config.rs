@@ -25,7 +25,7 @@ impl Gguf {
             let known = NAMES.map(|(name, _)| name).join(", ");
             return Err(fields.unsupported("general.architecture", short(&name), &format!("one of {known}")));
         };
-        self.refuse_what_is_not_run(&fields, prefix)?;
+        refuse_what_is_not_run(&fields, prefix)?;
         let full = |name: &str| format!("{prefix}.{name}");
         let given = |name: &str| {
             let name = full(name);
@@ -88,7 +88,7 @@ impl Gguf {
             o_bias: has("self_attn.o_proj"),
             mlp_bias: has("mlp.gate_proj"),
             tied: !self.tensors.contains_key("output.weight"),
-            eos: self.eos(&fields)?,
+            eos: eos(&fields)?,
         })
     }
 
@@ -102,7 +102,8 @@ impl Gguf {
         let scaling = match (kind.as_deref(), factor) {
             (Some("none"), _) | (None, None) => Scaling::Default,
             (Some("linear"), None) => {
-                return Err(fields.need::<()>(&name("scaling.factor"), None).unwrap_err());
+                let (path, field) = (self.path().to_owned(), name("scaling.factor"));
+                return Err(ModelError::MissingField { path, field });
             }
             (Some("linear") | None, Some(factor)) => Scaling::Linear { factor },
             (Some(other), _) => {
@@ -131,30 +132,30 @@ impl Gguf {
             None => Ok(Some(Scaling::Factors(factors.into()))),
         }
     }
+}
 
-    /// What ends a text: the end of the text, of a turn and of a message.
-    fn eos(&self, fields: &Fields) -> Result<Vec<u32>, ModelError> {
-        let mut eos = Vec::new();
-        for name in ["eos", "eot", "eom"] {
-            for id in fields.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?.unwrap_or_default() {
-                if !eos.contains(&id) {
-                    eos.push(id);
-                }
+/// What ends a text: the end of the text, of a turn and of a message.
+fn eos(fields: &Fields) -> Result<Vec<u32>, ModelError> {
+    let mut eos = Vec::new();
+    for name in ["eos", "eot", "eom"] {
+        for id in fields.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?.unwrap_or_default() {
+            if !eos.contains(&id) {
+                eos.push(id);
             }
         }
-        Ok(eos)
     }
+    Ok(eos)
+}
 
-    fn refuse_what_is_not_run(&self, fields: &Fields, prefix: &str) -> Result<(), ModelError> {
-        let (experts, split) = (format!("{prefix}.expert_count"), "split.count");
-        for (name, most, supported) in [
-            (experts.as_str(), 0, "no experts"),
-            (split, 1, "all tensors in one file: merge the parts with llama-gguf-split --merge"),
-        ] {
-            if fields.value(name).and_then(Value::as_u64).is_some_and(|count| count > most) {
-                return Err(fields.unsupported(name, fields.found(name), supported));
-            }
+fn refuse_what_is_not_run(fields: &Fields, prefix: &str) -> Result<(), ModelError> {
+    let (experts, split) = (format!("{prefix}.expert_count"), "split.count");
+    for (name, most, supported) in [
+        (experts.as_str(), 0, "no experts"),
+        (split, 1, "all tensors in one file: merge the parts with llama-gguf-split --merge"),
+    ] {
+        if fields.value(name).and_then(Value::as_u64).is_some_and(|count| count > most) {
+            return Err(fields.unsupported(name, fields.found(name), supported));
         }
-        Ok(())
     }
+    Ok(())
 }

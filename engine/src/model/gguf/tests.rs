@@ -1,5 +1,7 @@
 //! GGUF files: what is read from good ones, and what is said of bad ones.
 
+#![expect(clippy::float_cmp, reason = "numbers that are exact")]
+
 use proptest::prelude::*;
 
 use super::writer::{Both, HIDDEN, Writer, text};

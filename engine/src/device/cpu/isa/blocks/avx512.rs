@@ -1,10 +1,11 @@
 //! AVX-512: half a panel is one register, and a whole panel's sums stay in registers for every tile.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _mm_load_si128, _mm256_load_si256, _mm512_and_si512, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_load_si512,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_ps,
-    _mm512_setzero_ps, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps,
+    __m128i, __m256i, __m512, __m512i, _mm_load_si128, _mm256_load_si256, _mm512_and_si512,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps,
+    _mm512_load_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setr_ps, _mm512_setzero_ps, _mm512_sllv_epi32, _mm512_srlv_epi32,
+    _mm512_storeu_ps,
 };
 
 use super::super::super::blocks::Blocks;
@@ -21,6 +22,14 @@ struct Wide(__m512);
 fn all(value: u32) -> __m512i {
     // SAFETY: as `Wide` says, the processor has AVX-512F. So it is for all functions here.
     unsafe { _mm512_set1_epi32(value.cast_signed()) }
+}
+
+/// A quarter of a line.
+#[inline(always)]
+fn quarter(line: &Line, which: usize) -> __m128i {
+    assert!(which < 4, "a quarter of a line");
+    // SAFETY: see `all`; a line is four times 16 bytes, aligned to 64.
+    unsafe { _mm_load_si128((&raw const *line).cast::<__m128i>().add(which)) }
 }
 
 impl Vector for Wide {
@@ -85,27 +94,21 @@ impl Vector for Wide {
 
     #[inline(always)]
     fn halves(line: &Line, which: usize) -> Self {
-        let (halves, _) = line.0.as_chunks::<8>();
-        // SAFETY: see `all`; half a line is 32 bytes, aligned to 32.
-        Wide(unsafe { _mm512_cvtph_ps(_mm256_load_si256(halves[which].as_ptr().cast::<__m256i>())) })
+        assert!(which < 2, "half a line");
+        // SAFETY: see `all`; a line is twice 32 bytes, aligned to 64.
+        Wide(unsafe { _mm512_cvtph_ps(_mm256_load_si256((&raw const *line).cast::<__m256i>().add(which))) })
     }
 
     #[inline(always)]
     fn bytes(line: &Line, which: usize) -> Self {
-        let (quarters, _) = line.0.as_chunks::<4>();
-        // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
-        Wide(unsafe {
-            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(quarters[which].as_ptr().cast())))
-        })
+        // SAFETY: see `all`.
+        Wide(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter(line, which))) })
     }
 
     #[inline(always)]
     fn signed_bytes(line: &Line, which: usize) -> Self {
-        let (quarters, _) = line.0.as_chunks::<4>();
-        // SAFETY: see `all`; a quarter of a line is 16 bytes, aligned to 16.
-        Wide(unsafe {
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(quarters[which].as_ptr().cast())))
-        })
+        // SAFETY: see `all`.
+        Wide(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(quarter(line, which))) })
     }
 
     #[inline(always)]
