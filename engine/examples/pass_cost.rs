@@ -1,6 +1,8 @@
 //! What a pass costs on the CPU by its rows, beside a plain read of as many bytes by as many threads.
 //!
-//!     cargo run --release -p engine --example pass_cost -- [MODEL] [THREADS] [CACHED]
+//!     cargo run --release -p engine --example pass_cost -- [MODEL] [THREADS] [CACHED] [ROWS,ROWS,…]
+//!
+//! Medians, and the best of twenty in brackets: on a machine that is busy otherwise only the latter says much.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -9,6 +11,7 @@ use std::time::Instant;
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
 use engine::model::Checkpoint;
+use marker_core::Phase;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -32,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut answer = Answer::default();
     let mut cost = |shard: &mut dyn Shard, start: usize, rows: usize, path, want| {
         shard.roll_back(start)?;
-        let pass = Pass { input: Input::Tokens(&tokens[..rows]), start, path, want };
+        let pass = Pass { input: Input::Tokens(&tokens[..rows]), start, phase: Phase::Decode, path, want };
         let started = Instant::now();
         shard.forward(&pass, &mut answer)?;
         Ok::<_, Box<dyn std::error::Error>>(started.elapsed().as_secs_f64() * 1e3)
@@ -40,34 +43,39 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     cost(&mut *shard, 0, cached, Kernels::Dense, Want::Tokens(0..0))?;
 
     // Taken in turns, so that what else the machine does falls on all of them alike.
-    let rows = [1, 2, 4, 5, 8];
+    let rows = arguments.next().unwrap_or_else(|| "1,2,4,5,8".into());
+    let rows = rows.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
     let mut costs = vec![Vec::new(); rows.len()];
     let mut reads = Vec::new();
     let buffer = vec![1u64; bytes / 8];
-    for _ in 0..300 {
+    for _ in 0..200 {
+        reads.push(read(&buffer, threads));
         for (costs, &rows) in costs.iter_mut().zip(&rows) {
             for _ in 0..4 {
                 costs.push(cost(&mut *shard, cached, rows, Kernels::Decode, Want::Tokens(0..rows))?);
             }
         }
     }
-    for _ in 0..100 {
-        reads.push(read(&buffer, threads));
-    }
-    let read = median(&mut reads);
-    println!("read      {read:8.3} ms  {:6.1} GB/s", bytes as f64 / read / 1e6);
-    let one = median(&mut costs[0]);
-    let fast = costs[0][costs[0].len() / 20];
+    let (read, best_read) = quantiles(&mut reads);
+    let rate = bytes as f64 / 1e6;
+    println!("read      {read:8.3} ({best_read:.3}) ms, {:.1} ({:.1}) GB/s", rate / read, rate / best_read);
+    let (one, best_one) = quantiles(&mut costs[0]);
     for (costs, rows) in costs.iter_mut().zip(rows) {
-        let cost = median(costs);
-        println!("  p5 {:.3} {:.2}", costs[costs.len() / 20], costs[costs.len() / 20] / fast);
-        println!("{rows:3} rows  {cost:8.3} ms  {:6.2} x one row  {:6.2} x read", cost / one, cost / read);
+        let (cost, best) = quantiles(costs);
+        println!(
+            "{rows:3} rows  {cost:8.3} ({best:.3}) ms, {:.2} ({:.2}) x the first, {:.2} ({:.2}) x read",
+            cost / one,
+            best / best_one,
+            cost / read,
+            best / best_read
+        );
     }
     let mut dense = Vec::new();
     for _ in 0..7 {
         dense.push(cost(&mut *shard, 0, tokens.len(), Kernels::Dense, Want::Tokens(255..256))?);
     }
-    println!("256 dense {:8.3} ms", median(&mut dense));
+    let (cost, best) = quantiles(&mut dense);
+    println!("256 dense {cost:8.3} ({best:.3}) ms");
     Ok(())
 }
 
@@ -91,7 +99,8 @@ fn read(buffer: &[u64], threads: usize) -> f64 {
     slowest.unwrap_or_default().as_secs_f64() * 1e3
 }
 
-fn median(values: &mut [f64]) -> f64 {
+/// The median and the best twentieth.
+fn quantiles(values: &mut [f64]) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    (values[values.len() / 2], values[values.len() / 20])
 }

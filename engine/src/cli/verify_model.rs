@@ -5,12 +5,14 @@
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+
+use marker_core::Phase;
 
 use super::args::VerifyModelArgs;
 use super::error::CliError;
@@ -169,7 +171,8 @@ fn is_draft(dir: &Path, meta: &Meta) -> Result<bool, CliError> {
     let path = dir.join("model.safetensors");
     match std::fs::read(&path) {
         Ok(bytes) => Ok(stats::hex(&Sha256::digest(bytes)) == *sha256),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        // A GGUF file is no folder.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
         Err(why) => Err(CliError::Unreadable { path, why }),
     }
 }
@@ -251,7 +254,13 @@ fn logits(shard: &mut dyn Shard, steps: &Steps, prefill: Kernels) -> Result<Vec<
     shard.roll_back(0)?;
     let rows = steps.prompt.len();
     let mut answer = Answer::default();
-    let pass = |input, start, path, want| Pass { input: Input::Tokens(input), start, path, want };
+    let pass = |input, start, path, want| Pass {
+        input: Input::Tokens(input),
+        start,
+        phase: Phase::Unspecified,
+        path,
+        want,
+    };
     shard.forward(&pass(&steps.prompt, 0, prefill, Want::Logits(rows - 1..rows)), &mut answer)?;
     let mut logits = std::mem::take(&mut answer.logits);
     let fed = &steps.continuation[..steps.continuation.len() - 1];

@@ -362,6 +362,8 @@ impl Columns<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
@@ -440,7 +442,9 @@ mod tests {
             let mut taken = vec![0; threads];
             pool.units(&mut items, 3, &mut taken, |taken, number, unit| {
                 *taken += 1;
-                unit.iter_mut().for_each(|item| *item += number + 1);
+                for item in unit {
+                    *item += number + 1;
+                }
             });
             assert!(items.iter().enumerate().all(|(at, &item)| item == at / 3 + 1));
             assert_eq!(taken.iter().sum::<usize>(), 7);
