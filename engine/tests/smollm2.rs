@@ -12,7 +12,7 @@ use engine::device::cpu::Cpu;
 use engine::device::{Answer, Input, Pass, Path as Kernels, Want};
 use engine::load::{self, Pair};
 use engine::model::{Checkpoint, Dtype, Tokenizer};
-use marker_core::Markers;
+use marker_core::{Markers, Phase};
 use serde_json::Value;
 
 fn draft() -> PathBuf {
@@ -92,8 +92,13 @@ fn the_model_follows_its_reference() {
         let mut answer = Answer::default();
         let text = [&prompt[..], &greedy[..greedy.len() - 1]].concat();
         let wanted = prompt.len() - 1..text.len();
-        let pass =
-            Pass { input: Input::Tokens(&text), start: 0, path: Kernels::Dense, want: Want::Logits(wanted) };
+        let pass = Pass {
+            input: Input::Tokens(&text),
+            start: 0,
+            phase: Phase::Decode,
+            path: Kernels::Dense,
+            want: Want::Logits(wanted),
+        };
         shard.forward(&pass, &mut answer).unwrap();
         for (step, (chosen, expected)) in answer.tokens.iter().zip(&greedy).enumerate() {
             assert!(chosen == expected || margins[step].as_f64().unwrap() < 0.05, "{question} {step}");

@@ -2,6 +2,7 @@
 
 #![expect(clippy::float_cmp, reason = "numbers that are exact")]
 
+use marker_core::Phase;
 use proptest::prelude::*;
 
 use super::writer::{Both, HIDDEN, Writer, text};
@@ -20,6 +21,7 @@ fn logits(checkpoint: &Checkpoint) -> Vec<f32> {
     let pass = Pass {
         input: Input::Tokens(&tokens),
         start: 0,
+        phase: Phase::Decode,
         path: Kernels::Decode,
         want: Want::Logits(0..tokens.len()),
     };
