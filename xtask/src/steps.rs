@@ -76,6 +76,11 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
     steps
 }
 
+/// What runs models that are downloaded.
+pub(crate) fn with_models() -> Vec<Step> {
+    vec![Step::cargo("tests of SmolLM2", "test --package engine --test smollm2 -- --include-ignored")]
+}
+
 /// The tests of the two rooms that call into foreign libraries, under the address sanitizer. It needs a target that
 /// is named, so that build scripts go without it, and a folder of its own, so that nothing else is built anew. The
 /// programs that run under nsys stay out: its own code is not built for it.

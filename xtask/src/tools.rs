@@ -67,6 +67,14 @@ pub(crate) const ALL: &[Tool] = &[
     },
 ];
 
+/// What downloading models needs.
+pub(crate) const PIP: &[Tool] = &[Tool {
+    name: "pip",
+    what_for: "downloading models",
+    probe: &["python3", "-m", "pip", "--version"],
+    from: From::Debian(&["python3", "python3-pip"]),
+}];
+
 /// What to do about missing tools.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {

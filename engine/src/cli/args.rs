@@ -34,11 +34,11 @@ pub(super) enum Command {
 /// Which models, and on what they run.
 #[derive(Args)]
 pub(super) struct ModelArgs {
-    /// The target model's folder [default: models/pair/target, here or beside the workspace].
+    /// The target model's folder or GGUF file [default: models/pair/target, here or beside the workspace].
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
-    /// What drafts: a model's folder, `ngram` (what followed the same words before), or `none` [default:
-    /// models/pair/draft; none when --model is given alone].
+    /// What drafts: a model's folder or GGUF file, `ngram` (what followed the same words before), or `none`
+    /// [default: models/pair/draft; none when --model is given alone].
     #[arg(long, value_name = "DIR|ngram|none")]
     pub(super) draft: Option<PathBuf>,
     /// Threads [default: the cores there are].
@@ -225,7 +225,7 @@ pub(super) struct ShardArgs {
     /// The layers, the end exclusive.
     #[arg(long, value_name = "BEGIN..END")]
     pub(super) layers: String,
-    /// The target model's folder [default: models/pair/target, here or beside the workspace].
+    /// The target model's folder or GGUF file [default: models/pair/target, here or beside the workspace].
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
     /// Positions that the cache can hold [default: the model's context].
@@ -256,7 +256,7 @@ pub(super) struct ShardArgs {
 
 #[derive(Args)]
 pub(super) struct VerifyModelArgs {
-    /// The model's folder.
+    /// The model's folder or GGUF file.
     pub(super) dir: PathBuf,
     /// What the model must answer [default: reference.json in the folder, else beside it].
     #[arg(long, value_name = "FILE")]

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,11 +22,10 @@ use crate::device::{Answer, Input, Pass, Path as Kernels, Shard, Want};
 use crate::load;
 use crate::model::{Checkpoint, Tokenizer};
 
-/// Two logits closer than this may trade places under another order of the same additions.
-const NEAR_TIE: f32 = 0.001;
-/// How far a logit may be from its value.
+/// How far a logit may be from its value, and how close two must be to trade places, under another order of the
+/// same additions.
 const TOLERANCE: f32 = 0.001;
-/// The same for quantised weights.
+/// The same for GGUF, whose reference may come from other arithmetic on quantised weights.
 const TOLERANCE_GGUF: f32 = 0.05;
 /// Differences that are shown.
 const SHOWN: usize = 8;
@@ -106,8 +105,7 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
     let checkpoint = Checkpoint::open(&dir)?;
     let tokenizer = Tokenizer::open(&dir)?;
     let as_draft = is_draft(&dir, &reference.meta)?;
-    let gguf = dir.extension().is_some_and(|extension| extension == "gguf");
-    let tolerance = if gguf { TOLERANCE_GGUF } else { TOLERANCE };
+    let tolerance = if checkpoint.is_gguf() { TOLERANCE_GGUF } else { TOLERANCE };
 
     let vocab = checkpoint.config().vocab;
     let prompts =
@@ -173,7 +171,8 @@ fn is_draft(dir: &Path, meta: &Meta) -> Result<bool, CliError> {
     let path = dir.join("model.safetensors");
     match std::fs::read(&path) {
         Ok(bytes) => Ok(stats::hex(&Sha256::digest(bytes)) == *sha256),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        // A GGUF file is no folder.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
         Err(why) => Err(CliError::Unreadable { path, why }),
     }
 }
@@ -279,14 +278,14 @@ impl Verdict {
             if steps.own {
                 self.ids += 1;
                 let margin = steps.margins.as_ref().map(|margins| margins[step]).or(steps.min_margin);
-                match own_choice(row, id, margin) {
+                match own_choice(row, id, margin, tolerance) {
                     Choice::Same => {}
                     Choice::NearTie => self.near_ties += 1,
                     Choice::Other(other) => {
                         self.differs(format!("{name}, step {step}: id {other} instead of {id}"));
                     }
                     Choice::NotTied(gap) => self.differs(format!(
-                        "{name}, step {step}: the two top logits are {gap} apart where the reference is within {NEAR_TIE}"
+                        "{name}, step {step}: the two top logits are {gap} apart where the reference is within {tolerance}"
                     )),
                 }
             }
@@ -373,7 +372,7 @@ enum Choice {
 }
 
 /// Judges the logits `[vocab]` of a step. Without a `margin` of the reference's the model's own tells.
-fn own_choice(row: &[f32], id: u32, margin: Option<f32>) -> Choice {
+fn own_choice(row: &[f32], id: u32, margin: Option<f32>, near: f32) -> Choice {
     // The lowest id wins a tie, so a later one must be larger.
     let top_of = |skip: Option<usize>| {
         let others = row.iter().copied().enumerate().filter(|(at, _)| Some(*at) != skip);
@@ -382,13 +381,13 @@ fn own_choice(row: &[f32], id: u32, margin: Option<f32>) -> Choice {
     let (first, highest) = top_of(None);
     let (second, next) = top_of(Some(first));
     let gap = highest - next;
-    let tied = gap <= NEAR_TIE;
+    let tied = gap <= near;
     let among_two = id as usize == first || id as usize == second;
     match margin {
-        Some(margin) if margin < NEAR_TIE && among_two && tied => Choice::NearTie,
+        Some(margin) if margin < near && among_two && tied => Choice::NearTie,
         None if tied && id as usize == second => Choice::NearTie,
         _ if id as usize != first || !highest.is_finite() => Choice::Other(first as u32),
-        Some(margin) if margin < NEAR_TIE => Choice::NotTied(gap),
+        Some(margin) if margin < near => Choice::NotTied(gap),
         _ => Choice::Same,
     }
 }
@@ -401,6 +400,7 @@ mod tests {
     fn a_choice_must_be_the_references_unless_it_hardly_had_one() {
         let apart = [0.0, 2.0, 1.0];
         let tied = [0.0, 2.0, 1.9995];
+        let own_choice = |row: &[f32], id, margin| own_choice(row, id, margin, 0.001);
         assert_eq!(own_choice(&apart, 1, Some(1.0)), Choice::Same);
         assert_eq!(own_choice(&apart, 2, Some(1.0)), Choice::Other(1));
         assert_eq!(own_choice(&apart, 2, None), Choice::Other(1));

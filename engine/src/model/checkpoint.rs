@@ -1,30 +1,21 @@
 //! Weights, read through `mmap` and checked when they are asked for.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use half::{bf16, f16};
 use sha2::{Digest, Sha256};
 
 use super::error::short;
+use super::gguf::{self, Gguf};
 use super::json::Fields;
-use super::weights::{Entry, WeightsFile};
-use super::{Architecture, Config, ModelError};
+use super::weights::{Entry, Stored, WeightsFile};
+use super::{Architecture, Config, Dtype, ModelError};
 
-/// How a tensor's values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// bfloat16
-    Bf16,
-    /// IEEE half
-    F16,
-    /// IEEE single
-    F32,
-}
-
-/// A tensor as it lies in the file: row major, little endian, perhaps unaligned.
+/// A tensor as it is stored: row major, little endian, perhaps unaligned. It lies in the file, but where the file
+/// orders a tensor's rows in its own way, it is a copy in the order that the models' own code has.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
     /// Its name in the file, for errors.
@@ -33,8 +24,8 @@ pub struct Tensor<'a> {
     pub dtype: Dtype,
     /// Rows and columns, or one length.
     pub shape: Vec<usize>,
-    /// Its bytes.
-    pub bytes: &'a [u8],
+    /// Its bytes, row after row of whole blocks ([`Dtype::block`]).
+    pub bytes: Cow<'a, [u8]>,
 }
 
 /// `y = W x + b`.
@@ -78,6 +69,8 @@ pub struct LayerWeights<'a> {
 pub struct Checkpoint {
     dir: PathBuf,
     config: Config,
+    /// Whether it is a GGUF file, with names and an order of rows of its own.
+    gguf: bool,
     files: Vec<WeightsFile>,
     /// What lists the tensors: the index, or the only file.
     listing: PathBuf,
@@ -86,12 +79,41 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a model directory and checks all that can be checked without reading the weights: every tensor
-    /// that the configuration asks for is there, of a known type and of the right shape.
+    /// Opens a model directory, or a GGUF file (named itself, or the only one in a directory without other
+    /// weights), and checks all that can be checked without reading the weights: every tensor that the
+    /// configuration asks for is there, of a known type and of the right shape.
     ///
     /// # Errors
     /// [`ModelError`] says which file, what is wrong with it and what to do.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let checkpoint = match gguf::find(path)? {
+            Some(file) => Self::open_gguf(path, &file)?,
+            None => Self::open_directory(path)?,
+        };
+        checkpoint.embedding()?;
+        checkpoint.final_norm()?;
+        checkpoint.head()?;
+        for index in 0..checkpoint.config.layers {
+            checkpoint.layer_of(index, |name, shape| checkpoint.tensor(name, shape))?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn open_gguf(path: &Path, file: &Path) -> Result<Self, ModelError> {
+        let gguf = Gguf::open(file)?;
+        let config = gguf.config()?;
+        let tensors = gguf.tensors.into_iter().map(|(name, entry)| (name, (0, Some(entry)))).collect();
+        Ok(Checkpoint {
+            dir: path.to_owned(),
+            config,
+            gguf: true,
+            files: vec![gguf.file],
+            listing: file.to_owned(),
+            tensors,
+        })
+    }
+
+    fn open_directory(dir: &Path) -> Result<Self, ModelError> {
         match fs::metadata(dir) {
             Ok(meta) if meta.is_dir() => {}
             Ok(_) => return Err(ModelError::NotADirectory { dir: dir.to_owned() }),
@@ -114,14 +136,8 @@ impl Checkpoint {
         } else {
             return Err(ModelError::NoWeights { dir: dir.to_owned() });
         };
-        let mut checkpoint = Checkpoint { dir: dir.to_owned(), config, files, listing, tensors };
+        let mut checkpoint = Checkpoint { dir: dir.to_owned(), config, gguf: false, files, listing, tensors };
         checkpoint.settle_biases();
-        checkpoint.embedding()?;
-        checkpoint.final_norm()?;
-        checkpoint.head()?;
-        for index in 0..checkpoint.config.layers {
-            checkpoint.layer(index)?;
-        }
         Ok(checkpoint)
     }
 
@@ -135,6 +151,14 @@ impl Checkpoint {
     /// # Errors
     /// [`ModelError`] names the tensor that is missing or wrong, or says that there is no such layer.
     pub fn layer(&self, index: usize) -> Result<LayerWeights<'_>, ModelError> {
+        self.layer_of(index, |name, shape| self.tensor(name, shape).map(|tensor| self.in_order(tensor)))
+    }
+
+    /// One layer's weights, each given by `tensor`.
+    fn layer_of<'a, F>(&'a self, index: usize, tensor: F) -> Result<LayerWeights<'a>, ModelError>
+    where
+        F: Fn(&str, &[usize]) -> Result<Tensor<'a>, ModelError>,
+    {
         let config = &self.config;
         if index >= config.layers {
             let (dir, layers) = (self.dir.clone(), config.layers);
@@ -142,11 +166,11 @@ impl Checkpoint {
         }
         let (hidden, inner) = (config.hidden, config.intermediate);
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let norm = |name: &str, width| self.tensor(&layer_name(index, name, "weight"), &[width]);
+        let norm = |name: &str, width| tensor(&layer_name(index, name, "weight"), &[width]);
         let linear = |name: &str, outputs, inputs, biased: bool| {
-            let bias = || self.tensor(&layer_name(index, name, "bias"), &[outputs]);
+            let bias = || tensor(&layer_name(index, name, "bias"), &[outputs]);
             Ok::<_, ModelError>(Linear {
-                weight: self.tensor(&layer_name(index, name, "weight"), &[outputs, inputs])?,
+                weight: tensor(&layer_name(index, name, "weight"), &[outputs, inputs])?,
                 bias: biased.then(bias).transpose()?,
             })
         };
@@ -197,7 +221,7 @@ impl Checkpoint {
     /// not have count nothing.
     pub fn layer_bytes(&self, layers: Range<usize>) -> u64 {
         (layers.start..layers.end.min(self.config.layers))
-            .filter_map(|index| self.layer(index).ok())
+            .filter_map(|index| self.layer_of(index, |name, shape| self.tensor(name, shape)).ok())
             .map(|layer| layer.tensors().map(|tensor| tensor.bytes.len() as u64).sum::<u64>())
             .sum()
     }
@@ -238,28 +262,54 @@ impl Checkpoint {
         }
     }
 
+    /// Lets the system take back the memory that reading the weights filled; what is read again is read from the
+    /// files again. For a device that has copied what it needs.
+    pub fn let_go(&self) {
+        self.files.iter().for_each(|file| file.bytes.let_go());
+    }
+
+    /// Whether the model is a GGUF file, whose weights may be quantised.
+    pub fn is_gguf(&self) -> bool {
+        self.gguf
+    }
+
+    /// A tensor as it lies in the file.
     fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor<'_>, ModelError> {
-        let tensor = name.to_owned();
-        let (path, entry) = match self.tensors.get(name) {
+        let stored = if self.gguf { gguf::stored_name(name) } else { name.into() };
+        let (path, entry) = match self.tensors.get(&*stored) {
             None => (&self.listing, None),
             Some((file, entry)) => (&self.files[*file].path, entry.as_ref().map(|entry| (*file, entry))),
         };
-        let path = path.clone();
+        let (path, tensor) = (path.clone(), stored.into_owned());
         let Some((file, entry)) = entry else {
             return Err(ModelError::MissingTensor { path, tensor, expected: expected.to_vec() });
         };
-        let dtype = match entry.dtype {
-            safetensors::Dtype::BF16 => Dtype::Bf16,
-            safetensors::Dtype::F16 => Dtype::F16,
-            safetensors::Dtype::F32 => Dtype::F32,
-            other => return Err(ModelError::WrongDtype { path, tensor, found: other.to_string() }),
+        let dtype = match &entry.dtype {
+            Stored::Known(dtype) => *dtype,
+            Stored::Other(name) => return Err(ModelError::WrongDtype { path, tensor, found: name.clone() }),
         };
         if entry.shape != expected {
             let (expected, found) = (expected.to_vec(), entry.shape.clone());
             return Err(ModelError::WrongShape { path, tensor, expected, found });
         }
-        let bytes = &self.files[file].bytes[entry.bytes.clone()];
+        let bytes = self.files[file].bytes[entry.bytes.clone()].into();
         Ok(Tensor { name: tensor, dtype, shape: entry.shape.clone(), bytes })
+    }
+
+    /// The tensor with its rows in the order that the models' own code has.
+    fn in_order<'a>(&self, mut tensor: Tensor<'a>) -> Tensor<'a> {
+        if let (true, Some(head_dim)) = (self.gguf, gguf::interleaved(&self.config, &tensor.name)) {
+            let row = tensor.dtype.bytes(tensor.shape.iter().skip(1).product());
+            let mut ordered = Vec::with_capacity(tensor.bytes.len());
+            for head in tensor.bytes.chunks_exact(head_dim * row.max(1)) {
+                for half in 0..2 {
+                    let rows = head.chunks_exact(row).skip(half).step_by(2);
+                    rows.for_each(|row| ordered.extend_from_slice(row));
+                }
+            }
+            tensor.bytes = ordered.into();
+        }
+        tensor
     }
 }
 
@@ -312,11 +362,20 @@ impl LayerWeights<'_> {
 impl Tensor<'_> {
     /// The values widened to `f32`, exactly.
     pub fn to_f32(&self) -> Vec<f32> {
-        let (pairs, quads) = (self.bytes.as_chunks().0, self.bytes.as_chunks().0);
-        match self.dtype {
-            Dtype::Bf16 => pairs.iter().map(|&pair| bf16::from_le_bytes(pair).to_f32()).collect(),
-            Dtype::F16 => pairs.iter().map(|&pair| f16::from_le_bytes(pair).to_f32()).collect(),
-            Dtype::F32 => quads.iter().map(|&quad| f32::from_le_bytes(quad)).collect(),
-        }
+        let (length, size) = self.dtype.block();
+        let mut values = vec![0.0; self.bytes.len() / size * length];
+        self.dtype.widen(&self.bytes, &mut values);
+        values
+    }
+
+    /// The same tensor in a type that is not quantised, for a device without kernels for those that are.
+    pub fn plain(&self) -> Tensor<'_> {
+        let Tensor { name, dtype, shape, bytes } = self;
+        let (dtype, bytes) = if dtype.is_quantised() {
+            (Dtype::F32, self.to_f32().into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>().into())
+        } else {
+            (*dtype, Cow::Borrowed(&**bytes))
+        };
+        Tensor { name: name.clone(), dtype, shape: shape.clone(), bytes }
     }
 }

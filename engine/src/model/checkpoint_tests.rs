@@ -85,7 +85,7 @@ fn a_layer_that_is_not_there_is_an_error() {
 fn widening_is_exact_and_needs_no_alignment() {
     let widen = |dtype, bytes: &[u8]| {
         let unaligned = [&[0], bytes].concat();
-        Tensor { name: String::new(), dtype, shape: vec![], bytes: &unaligned[1..] }.to_f32()
+        Tensor { name: String::new(), dtype, shape: vec![], bytes: unaligned[1..].into() }.to_f32()
     };
     // bfloat16 is the upper half of a single: 1, -2, the smallest subnormal, infinity.
     let upper = [0x3f80_u16, 0xc000, 0x0001, 0x7f80].map(u16::to_le_bytes).concat();
@@ -101,7 +101,7 @@ fn widening_is_exact_and_needs_no_alignment() {
 #[test]
 fn every_half_and_bfloat16_survives_the_way_there_and_back() {
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let tensor = |dtype| Tensor { name: String::new(), dtype, shape: vec![65536], bytes: &bytes };
+    let tensor = |dtype| Tensor { name: String::new(), dtype, shape: vec![65536], bytes: (&bytes).into() };
     for (bits, value) in tensor(Dtype::Bf16).to_f32().into_iter().enumerate() {
         assert!(value.is_nan() || half::bf16::from_f32(value).to_bits() as usize == bits);
     }
@@ -226,7 +226,7 @@ fn a_directory_that_is_no_model_is_refused() {
         assert_eq!(
             error(&path),
             format!(
-                "cannot use the model in {}: it is not a directory; name the directory that holds config.json",
+                "cannot use the model in {}: it is neither a directory nor a GGUF file; name the directory that holds config.json",
                 path.display()
             )
         );
@@ -348,12 +348,12 @@ fn broken_weights_are_one_sentence_that_names_the_file_what_is_wrong_and_what_to
         ),
         (
             |copy| copy.header(FILE, |header| header[NORM]["shape"] = json!([8, 8])),
-            "model.safetensors has tensor model.norm.weight of shape [8, 8], but config.json asks for [64]; download \
+            "model.safetensors has tensor model.norm.weight of shape [8, 8], but the configuration asks for [64]; download \
              both again",
         ),
         (
             |copy| copy.config("intermediate_size", json!(2_147_483_647)),
-            "model.safetensors has tensor model.layers.0.mlp.gate_proj.weight of shape [128, 64], but config.json asks \
+            "model.safetensors has tensor model.layers.0.mlp.gate_proj.weight of shape [128, 64], but the configuration asks \
              for [2147483647, 64]; download both again",
         ),
     ];

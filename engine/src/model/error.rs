@@ -14,7 +14,7 @@ pub enum ModelError {
     },
     /// Something else than a directory has this name.
     #[error(
-        "cannot use the model in {}: it is not a directory; name the directory that holds config.json",
+        "cannot use the model in {}: it is neither a directory nor a GGUF file; name the directory that holds config.json",
         dir.display()
     )]
     NotADirectory {
@@ -36,6 +36,14 @@ pub enum ModelError {
     NoWeights {
         /// The model's directory.
         dir: PathBuf,
+    },
+    /// Several models where there should be one.
+    #[error("cannot use the model in {}: it holds {count} GGUF files; name the one that is meant", dir.display())]
+    SeveralFiles {
+        /// The directory.
+        dir: PathBuf,
+        /// GGUF files in it.
+        count: usize,
     },
     /// The operating system does not let us read a file.
     #[error("{} cannot be read ({source}); check the file and its permissions", Place(path))]
@@ -185,7 +193,7 @@ pub enum ModelError {
     },
     /// A tensor has another shape than the configuration asks for.
     #[error(
-        "{} has tensor {tensor} of shape {found:?}, but config.json asks for {expected:?}; download both again",
+        "{} has tensor {tensor} of shape {found:?}, but the configuration asks for {expected:?}; download both again",
         Place(path)
     )]
     WrongShape {

@@ -56,6 +56,11 @@ impl Fields {
         }
     }
 
+    /// Fields of `path` that were read in another way.
+    pub(super) fn of(path: &Path, map: Map<String, Value>) -> Self {
+        Fields { path: path.to_owned(), prefix: String::new(), map }
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

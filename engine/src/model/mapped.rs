@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Deref;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 /// The bytes of a file, read by the system as they are touched.
 pub(super) struct Mapped(Mmap);
@@ -21,6 +21,14 @@ impl Mapped {
         // such a write could leave is a valid `u8`.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Mapped(map))
+    }
+
+    /// Lets the system take back the memory that holds the bytes; touching them reads the file again.
+    pub(super) fn let_go(&self) {
+        // SAFETY: the map is of a file, shared and read only: pages that are dropped come back from the file
+        // with the same bytes.
+        // What comes of a refusal is memory that stays in use.
+        let _ = unsafe { self.0.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 

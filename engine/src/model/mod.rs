@@ -1,12 +1,14 @@
 //! A model on disk: what it is ([`Config`]), its weights ([`Checkpoint`]) and its words ([`Tokenizer`]).
 //!
-//! The Hugging Face layout: `config.json`, `generation_config.json`, one or several `safetensors` files,
-//! `tokenizer.json`. Everything is checked here, once, so that a device only meets tensors of the type and
+//! Two layouts. Hugging Face's: `config.json`, `generation_config.json`, one or several `safetensors` files,
+//! `tokenizer.json`. And GGUF: all of that in one file, its weights perhaps quantised. Everything is checked here, once, so that a device only meets tensors of the type and
 //! shape that it asked for.
 
 mod checkpoint;
 mod config;
+mod dtype;
 mod error;
+mod gguf;
 mod json;
 mod mapped;
 mod rope;
@@ -15,14 +17,19 @@ mod stream;
 mod tokenizer;
 mod weights;
 
-pub use checkpoint::{Checkpoint, Dtype, LayerWeights, Linear, Tensor};
+pub use checkpoint::{Checkpoint, LayerWeights, Linear, Tensor};
 pub use config::{Architecture, Config};
+pub use dtype::Dtype;
+pub(crate) use dtype::six_bits;
 pub use error::ModelError;
 pub(crate) use error::short;
 pub use rope::{Rope, Scaling};
 pub use stop::Stops;
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
+
+#[cfg(test)]
+pub(crate) use gguf::writer::blocks as gguf_blocks;
 
 #[cfg(test)]
 mod checkpoint_tests;

@@ -1,13 +1,14 @@
 //! Rotary position embedding: which angle each pair of a head's values turns by.
 
 use std::f32::consts::PI;
+use std::sync::Arc;
 
 use super::ModelError;
 use super::error::short;
 use super::json::Fields;
 
 /// How the model's rotary frequencies were stretched after training.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
     /// Not at all.
     Default,
@@ -27,10 +28,12 @@ pub enum Scaling {
         /// Positions of the training before the stretch.
         original_context: f32,
     },
+    /// Each frequency divided by a number of its own, `head_dim / 2` of them.
+    Factors(Arc<[f32]>),
 }
 
 /// A rotary embedding.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// The base of the geometric series of frequencies.
     pub theta: f32,
@@ -48,7 +51,7 @@ impl Rope {
                 let exponent = (2 * pair) as f32 / head_dim as f32;
                 // Rounded once from `f64`, so that the platform's `powf` does not matter.
                 let power = (self.theta as f64).powf(exponent as f64) as f32;
-                self.scaling.stretch(1.0 / power)
+                self.scaling.stretch(pair, 1.0 / power)
             })
             .collect()
     }
@@ -102,8 +105,9 @@ impl Scaling {
         }
     }
 
-    fn stretch(self, frequency: f32) -> f32 {
-        match self {
+    fn stretch(&self, pair: usize, frequency: f32) -> f32 {
+        match *self {
+            Scaling::Factors(ref factors) => factors.get(pair).map_or(frequency, |factor| frequency / factor),
             Scaling::Default => frequency,
             Scaling::Linear { factor } => frequency / factor,
             Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::short;
+use super::gguf::{self, Gguf, Words};
 use super::json::{parse, read_bytes};
 use super::{ModelError, TextStream};
 
@@ -35,18 +36,34 @@ struct Settings {
 struct Rules(Vec<(&'static str, [u8; 32])>);
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model directory.
+    /// Reads the tokenizer of a model: `tokenizer.json` of its directory, or the metadata of a GGUF file.
     ///
     /// # Errors
     /// [`ModelError`] when it is missing or not a tokenizer.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("tokenizer.json");
+    pub fn open(model: &Path) -> Result<Self, ModelError> {
+        if let Some(file) = gguf::find(model)? {
+            let Words { definition, chat_template, bos, eos } = Gguf::open(&file)?.words()?;
+            let model = Model::of(&definition);
+            let inner = serde_json::from_value(definition).map_err(Into::into);
+            return Self::new(file, inner, &model, Settings { chat_template, bos, eos });
+        }
+        let path = model.join("tokenizer.json");
         let bytes = read_bytes(&path)?;
         // Syntax first: the library panics on a file that ends in the middle of some parts.
         let definition = parse(&path, &bytes)?;
+        let inner = tokenizers::Tokenizer::from_bytes(&bytes);
+        Self::new(path, inner, &Model::of(&definition), Settings::read(model)?)
+    }
+
+    fn new(
+        path: PathBuf,
+        inner: tokenizers::Result<tokenizers::Tokenizer>,
+        model: &Model,
+        settings: Settings,
+    ) -> Result<Self, ModelError> {
         let fail =
             |problem: String| ModelError::NotATokenizer { path: path.clone(), problem: short(&problem) };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| fail(error.to_string()))?;
+        let mut inner = inner.map_err(|error| fail(error.to_string()))?;
         // A training's settings: they would cut or fill up prompts in silence.
         inner.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
         let vocabulary = inner.get_vocab(true);
@@ -68,8 +85,8 @@ impl Tokenizer {
                 .filter(|(token, _)| falls_back && is_byte(token))
                 .map(|(_, &id)| id)
                 .collect(),
-            rules: Rules::of(&inner, &definition).map_err(|error| fail(error.to_string()))?,
-            settings: Settings::read(dir)?,
+            rules: Rules::of(&inner, model).map_err(|error| fail(error.to_string()))?,
+            settings,
             path,
             inner,
         })
@@ -79,6 +96,16 @@ impl Tokenizer {
     /// `tokenizer_config.json` or the metadata of a GGUF file.
     pub fn chat_template(&self) -> Option<&str> {
         self.settings.chat_template.as_deref()
+    }
+
+    /// The words that a text is cut into before their parts are merged.
+    #[cfg(test)]
+    pub(super) fn pieces<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _};
+        let mut cut = PreTokenizedString::from(text);
+        self.inner.get_pre_tokenizer().unwrap().pre_tokenize(&mut cut).unwrap();
+        let splits = cut.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (from, to), _)| &text[from..to]).collect()
     }
 
     /// The token that a text may begin with, as templates spell it (`bos_token`).
@@ -236,31 +263,47 @@ impl Settings {
 impl Rules {
     /// Of each part in a form that does not depend on how its file was written. A post-processor is left
     /// out: it only adds special tokens, which are not asked for.
-    fn of(inner: &tokenizers::Tokenizer, definition: &Value) -> serde_json::Result<Self> {
+    fn of(inner: &tokenizers::Tokenizer, model: &Model) -> serde_json::Result<Self> {
         let mut added: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
         added.sort_by_key(|(id, _)| *id);
-        let model = definition.get("model");
-        let merges = model.and_then(|model| model.get("merges")).and_then(Value::as_array);
-        let merges: Vec<String> = merges.into_iter().flatten().map(merge).collect();
-        // The vocabulary is compared token by token, unless its order and numbers are rules themselves.
-        let model: BTreeMap<&String, &Value> = model
-            .and_then(Value::as_object)
-            .into_iter()
-            .flatten()
-            .filter(|(name, value)| {
-                let said = !matches!(value, Value::Null | Value::Bool(false)) && *value != "";
-                said && *name != "merges" && !(*name == "vocab" && value.is_object())
-            })
-            .collect();
         let hash = |part: String| Sha256::digest(part).into();
         Ok(Rules(vec![
             ("special tokens", hash(canonical(&added)?)),
-            ("merges", hash(canonical(&merges)?)),
+            ("merges", model.merges),
             ("normalisation rules", hash(canonical(inner.get_normalizer())?)),
             ("word-splitting rules", hash(canonical(inner.get_pre_tokenizer())?)),
-            ("model rules", hash(canonical(&model)?)),
+            ("model rules", model.rules),
             ("decoding rules", hash(canonical(inner.get_decoder())?)),
         ]))
+    }
+}
+
+/// The rules that a tokenizer's definition has for merging, hashed.
+struct Model {
+    merges: [u8; 32],
+    rules: [u8; 32],
+}
+
+impl Model {
+    fn of(definition: &Value) -> Self {
+        let model = definition.get("model");
+        let mut merges = Sha256::new();
+        for pair in
+            model.and_then(|model| model.get("merges")).and_then(Value::as_array).into_iter().flatten()
+        {
+            merges.update(merge(pair));
+            merges.update("\n\0");
+        }
+        // The vocabulary is compared token by token, unless its order and numbers are rules themselves.
+        let mut rules = Sha256::new();
+        let fields: BTreeMap<_, _> = model.and_then(Value::as_object).into_iter().flatten().collect();
+        for (name, value) in fields {
+            let said = !matches!(value, Value::Null | Value::Bool(false)) && *value != "";
+            if said && name != "merges" && !(name == "vocab" && value.is_object()) {
+                rules.update(format!("{name:?}: {value}\n"));
+            }
+        }
+        Model { merges: merges.finalize().into(), rules: rules.finalize().into() }
     }
 }
 

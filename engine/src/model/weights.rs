@@ -4,6 +4,7 @@
 //! tensor is wrong. Nothing is allocated on the word of an unchecked length.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -29,9 +30,27 @@ pub(super) struct WeightsFile {
     pub(super) bytes: Mapped,
 }
 
+/// The type of a tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// One that is read here.
+    Known(super::Dtype),
+    /// The name of another.
+    Other(String),
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stored::Known(dtype) => dtype.name(),
+            Stored::Other(name) => name,
+        })
+    }
+}
+
 /// Where one tensor lies.
 pub(super) struct Entry {
-    pub(super) dtype: Dtype,
+    pub(super) dtype: Stored,
     pub(super) shape: Vec<usize>,
     /// In the whole file; within it.
     pub(super) bytes: Range<usize>,
@@ -73,11 +92,20 @@ fn entries(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, ModelErr
     }
     let start = data_start as usize;
     let entry = |info: &TensorInfo| Entry {
-        dtype: info.dtype,
+        dtype: stored(info.dtype),
         shape: info.shape.clone(),
         bytes: start + info.data_offsets.0..start + info.data_offsets.1,
     };
     Ok(metadata.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect())
+}
+
+fn stored(dtype: Dtype) -> Stored {
+    match dtype {
+        Dtype::BF16 => Stored::Known(super::Dtype::Bf16),
+        Dtype::F16 => Stored::Known(super::Dtype::F16),
+        Dtype::F32 => Stored::Known(super::Dtype::F32),
+        other => Stored::Other(other.to_string()),
+    }
 }
 
 /// The first thing wrong with a header that was refused.

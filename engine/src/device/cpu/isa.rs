@@ -8,8 +8,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod portable;
 
+use super::blocks::Blocks;
 use super::lanes::{self, Lanes};
 use super::packed::{Kind, Line};
 
@@ -66,7 +68,10 @@ impl Isa {
     pub(super) fn all() -> Vec<Self> {
         let mut found = vec![Isa(Level::Portable)];
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
             found.push(Isa(Level::Avx2));
             if is_x86_feature_detected!("avx512f") {
                 found.push(Isa(Level::Avx512));
@@ -92,6 +97,35 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => unsafe { avx512::tile(kind, panel, inputs, rows, tile) },
         }
+    }
+
+    /// [`tile`](Self::tile) of a panel of quantised weights. `inputs` are whole blocks.
+    ///
+    /// # Panics
+    /// When the panel or the rows are shorter than that.
+    pub(super) fn blocks(
+        self,
+        blocks: Blocks,
+        panel: &[Line],
+        inputs: usize,
+        rows: Rows<'_>,
+        tile: &mut Tile,
+    ) {
+        assert!((1..=TILE_ROWS).contains(&rows.count), "rows of a tile");
+        match self.0 {
+            Level::Portable => blocks::portable::tile(blocks, panel, inputs, rows, tile),
+            // SAFETY: the processor has AVX2, FMA and F16C (see `Level`).
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => unsafe { blocks::avx2::tile(blocks, panel, inputs, rows, tile) },
+            // SAFETY: the processor has AVX-512F (see `Level`).
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => unsafe { blocks::avx512::tile(blocks, panel, inputs, rows, tile) },
+        }
+    }
+
+    /// The weights of one output of a panel of quantised weights.
+    pub(super) fn row(blocks: Blocks, panel: &[Line], lane: usize, row: &mut [f32]) {
+        blocks::portable::row(blocks, panel, lane, row);
     }
 
     /// [`lanes::swiglu`] of the halves of the first `rows` rows of a tile, into the first half.
@@ -147,7 +181,7 @@ mod tests {
     #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
 
     use super::*;
-    use crate::device::cpu::packed::{Matrix, Packed};
+    use crate::device::cpu::packed::{Layout, Matrix, Packed};
     use crate::device::cpu::pool::Pool;
     use crate::model::Dtype;
 
@@ -166,13 +200,14 @@ mod tests {
                 };
                 let matrix = Matrix { dtype, bytes: &bytes, outputs: PANEL, inputs, bias: None };
                 let packed = Packed::stacked(&pool, &[matrix]);
+                let (Layout::Plain(kind), panel) = packed.panel(0) else { panic!("no blocks") };
                 for count in 1..=TILE_ROWS {
                     let rows = Rows { values: &x, stride: inputs, count };
                     let mut expected = Tile::new();
-                    Isa(Level::Portable).tile(packed.kind, packed.panel(0), inputs, rows, &mut expected);
+                    Isa(Level::Portable).tile(kind, panel, inputs, rows, &mut expected);
                     for isa in Isa::all() {
                         let mut tile = Tile::new();
-                        isa.tile(packed.kind, packed.panel(0), inputs, rows, &mut tile);
+                        isa.tile(kind, panel, inputs, rows, &mut tile);
                         let close = |a: &f32, b: &f32| (a - b).abs() < 1e-5;
                         let (got, want) =
                             (tile.0.as_flattened().as_flattened(), expected.0.as_flattened().as_flattened());

@@ -7,6 +7,7 @@
 //! | `cache` | keys and values, laid out as weights are |
 //! | `multiply` | rows times weights, shared out over the threads |
 //! | `packed` | weights in the order in which they are read |
+//! | `blocks` | the same for quantised weights |
 //! | `isa` | the inner loops, one file an instruction set; `unsafe` |
 //! | `lanes` | element-by-element arithmetic for any instruction set |
 //! | `pool` | the threads; `unsafe` |
@@ -20,6 +21,7 @@ use super::{Device, DeviceError, Part, Shard};
 use crate::model::Checkpoint;
 
 mod attention;
+mod blocks;
 mod cache;
 #[allow(unsafe_code)]
 mod isa;

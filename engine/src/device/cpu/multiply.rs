@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::isa::{Isa, Rows, TILE_ROWS, Tile};
-use super::packed::{LANES, PANEL, Packed};
+use super::packed::{LANES, Layout, PANEL, Packed};
 use super::pool::{Columns, Pool};
 
 /// Ranges of at most [`TILE_ROWS`] rows, as even as they can be.
@@ -97,7 +97,10 @@ impl Multiplier<'_> {
 
     /// One panel times at most [`TILE_ROWS`] rows, with the bias.
     fn tile(&self, weights: &Packed, panel: usize, rows: Rows<'_>, tile: &mut Tile) {
-        self.isa.tile(weights.kind, weights.panel(panel), weights.inputs, rows, tile);
+        match weights.panel(panel) {
+            (Layout::Plain(kind), lines) => self.isa.tile(kind, lines, weights.inputs, rows, tile),
+            (Layout::Blocks(blocks), lines) => self.isa.blocks(blocks, lines, weights.inputs, rows, tile),
+        }
         if let Some(bias) = weights.bias(panel) {
             for row in &mut tile.0[..rows.count] {
                 for (value, bias) in row.as_flattened_mut().iter_mut().zip(bias) {
@@ -180,6 +183,7 @@ mod tests {
                     values.iter().map(|v| v.to_f32()).collect(),
                 )
             }
+            _ => panic!("{dtype:?} has blocks"),
         }
     }
 

@@ -7,8 +7,8 @@
 
 #![forbid(unsafe_code)]
 
-use half::f16;
-
+use super::blocks::Blocks;
+use super::isa::Isa;
 use super::pool::Pool;
 use crate::model::{Dtype, Linear, Tensor};
 
@@ -41,6 +41,35 @@ impl Kind {
     }
 }
 
+/// How a panel is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Line after line of weights.
+    Plain(Kind),
+    /// Blocks of quantised weights.
+    Blocks(Blocks),
+}
+
+impl Layout {
+    /// Lines of a panel over `inputs` inputs.
+    fn lines(self, inputs: usize) -> usize {
+        match self {
+            Layout::Plain(kind) => kind.lines(inputs),
+            Layout::Blocks(blocks) => blocks.lines(inputs),
+        }
+    }
+
+    /// For outputs of these types.
+    fn of(mut dtypes: impl Iterator<Item = Dtype>) -> Self {
+        let first = dtypes.next();
+        match first.filter(|first| dtypes.all(|dtype| dtype == *first)) {
+            Some(Dtype::Bf16) => Layout::Plain(Kind::Bf16),
+            Some(dtype) => Blocks::of(dtype).map_or(Layout::Plain(Kind::F32), Layout::Blocks),
+            None => Layout::Plain(Kind::F32),
+        }
+    }
+}
+
 /// A matrix as it lies in the file, `[outputs, inputs]`, with a bias perhaps.
 #[derive(Clone, Debug)]
 pub(super) struct Matrix<'a> {
@@ -53,22 +82,22 @@ pub(super) struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// A matrix without bias.
-    pub(super) fn new(tensor: &Tensor<'a>) -> Self {
+    pub(super) fn new(tensor: &'a Tensor<'_>) -> Self {
         let (outputs, inputs) = match tensor.shape[..] {
             [outputs, inputs] => (outputs, inputs),
             ref other => (1, other.iter().product()),
         };
-        Matrix { dtype: tensor.dtype, bytes: tensor.bytes, outputs, inputs, bias: None }
+        Matrix { dtype: tensor.dtype, bytes: &tensor.bytes, outputs, inputs, bias: None }
     }
 
     /// A matrix with the bias that the model gives it.
-    pub(super) fn linear(linear: &Linear<'a>) -> Self {
+    pub(super) fn linear(linear: &'a Linear<'_>) -> Self {
         Matrix { bias: linear.bias.as_ref().map(Tensor::to_f32), ..Matrix::new(&linear.weight) }
     }
 
     /// The bytes of one output's weights.
     fn row(&self, output: usize) -> &'a [u8] {
-        let bytes = self.inputs * size(self.dtype);
+        let bytes = self.dtype.bytes(self.inputs);
         &self.bytes[output * bytes..][..bytes]
     }
 }
@@ -76,12 +105,13 @@ impl<'a> Matrix<'a> {
 /// A matrix ready to be multiplied with.
 #[derive(Debug)]
 pub(super) struct Packed {
-    pub(super) kind: Kind,
     pub(super) inputs: usize,
     /// Outputs that mean something; the rest of the last panel is zero.
     pub(super) outputs: usize,
-    /// `[panels, lines of a panel]`
+    /// Panel after panel.
     lines: Vec<Line>,
+    /// Of each panel, where it starts.
+    panels: Vec<(Layout, usize)>,
     /// `[panels, PANEL]`
     bias: Option<Vec<f32>>,
 }
@@ -117,40 +147,48 @@ impl Packed {
         F: Fn(usize, usize) -> Option<(usize, usize)> + Sync,
     {
         let inputs = parts.first().map_or(0, |part| part.inputs);
-        let bf16 = parts.iter().all(|part| part.dtype == Dtype::Bf16);
-        let kind = if bf16 { Kind::Bf16 } else { Kind::F32 };
-        let mut lines = vec![Line::default(); panels * kind.lines(inputs)];
-        pool.units(
-            &mut lines,
-            kind.lines(inputs).max(1),
-            &mut vec![(); pool.threads()],
-            |(), panel, lines| {
-                for lane in 0..PANEL {
-                    if let Some((part, output)) = place(panel, lane) {
-                        fill(lines, kind, lane, &parts[part], output);
-                    }
+        let mut end = 0;
+        let panels: Vec<_> = (0..panels)
+            .map(|panel| {
+                let places = (0..PANEL).filter_map(|lane| place(panel, lane));
+                let layout = Layout::of(places.map(|(part, _)| parts[part].dtype));
+                let start = end;
+                end += layout.lines(inputs);
+                (layout, start)
+            })
+            .collect();
+        let mut lines = vec![Line::default(); end];
+        let mut rest = &mut lines[..];
+        let mut open: Vec<_> = panels
+            .iter()
+            .map(|(layout, _)| rest.split_off_mut(..layout.lines(inputs)).unwrap_or_default())
+            .collect();
+        pool.units(&mut open, 1, &mut vec![(); pool.threads()], |(), panel, lines| {
+            for lane in 0..PANEL {
+                if let Some((part, output)) = place(panel, lane) {
+                    fill(&mut *lines[0], panels[panel].0, lane, &parts[part], output);
                 }
-            },
-        );
+            }
+        });
         let bias = parts.iter().any(|part| part.bias.is_some()).then(|| {
             let value = |at: usize| {
                 let (part, output) = place(at / PANEL, at % PANEL)?;
                 parts[part].bias.as_ref().map(|bias| bias[output])
             };
-            (0..panels * PANEL).map(|at| value(at).unwrap_or(0.0)).collect()
+            (0..panels.len() * PANEL).map(|at| value(at).unwrap_or(0.0)).collect()
         });
-        Packed { kind, inputs, outputs, lines, bias }
+        Packed { inputs, outputs, lines, panels, bias }
     }
 
     /// Panels.
     pub(super) fn panels(&self) -> usize {
-        self.lines.len() / self.kind.lines(self.inputs).max(1)
+        self.panels.len()
     }
 
-    /// The lines of one panel.
-    pub(super) fn panel(&self, panel: usize) -> &[Line] {
-        let lines = self.kind.lines(self.inputs);
-        &self.lines[panel * lines..][..lines]
+    /// The lines of one panel, and how they are laid out.
+    pub(super) fn panel(&self, panel: usize) -> (Layout, &[Line]) {
+        let (layout, start) = self.panels[panel];
+        (layout, &self.lines[start..][..layout.lines(self.inputs)])
     }
 
     /// The bias of one panel's outputs.
@@ -160,11 +198,12 @@ impl Packed {
 
     /// The weights of one output of a stacked matrix, as `f32`.
     pub(super) fn row(&self, output: usize, row: &mut [f32]) {
-        let lines = self.panel(output / PANEL);
+        let (layout, lines) = self.panel(output / PANEL);
         let half = output % PANEL / LANES;
         let lane = output % LANES;
-        match self.kind {
-            Kind::Bf16 => {
+        match layout {
+            Layout::Blocks(blocks) => Isa::row(blocks, lines, output % PANEL, row),
+            Layout::Plain(Kind::Bf16) => {
                 for (pair, values) in row.chunks_mut(2).enumerate() {
                     let bits = lines[2 * pair + half].0[lane];
                     values[0] = f32::from_bits(bits << 16);
@@ -173,7 +212,7 @@ impl Packed {
                     }
                 }
             }
-            Kind::F32 => {
+            Layout::Plain(Kind::F32) => {
                 for (input, value) in row.iter_mut().enumerate() {
                     *value = f32::from_bits(lines[2 * input + half].0[lane]);
                 }
@@ -183,8 +222,12 @@ impl Packed {
 }
 
 /// Puts one output's weights into its lane of a panel.
-fn fill(lines: &mut [Line], kind: Kind, lane: usize, matrix: &Matrix<'_>, output: usize) {
+fn fill(lines: &mut [Line], layout: Layout, lane: usize, matrix: &Matrix<'_>, output: usize) {
     let row = matrix.row(output);
+    let kind = match layout {
+        Layout::Plain(kind) => kind,
+        Layout::Blocks(blocks) => return blocks.fill(lines, lane, row),
+    };
     let lines = lines[lane / LANES..].iter_mut().step_by(2);
     let lane = lane % LANES;
     if kind == Kind::Bf16 {
@@ -195,27 +238,14 @@ fn fill(lines: &mut [Line], kind: Kind, lane: usize, matrix: &Matrix<'_>, output
         }
         return;
     }
-    let values = row.chunks_exact(size(matrix.dtype)).map(|bytes| widen(matrix.dtype, bytes));
-    for (line, value) in lines.zip(values) {
-        line.0[lane] = value.to_bits();
-    }
-}
-
-/// Bytes of a value.
-fn size(dtype: Dtype) -> usize {
-    match dtype {
-        Dtype::Bf16 | Dtype::F16 => 2,
-        Dtype::F32 => 4,
-    }
-}
-
-/// One value as `f32`, exactly.
-fn widen(dtype: Dtype, bytes: &[u8]) -> f32 {
-    match (dtype, bytes) {
-        (Dtype::Bf16, &[low, high]) => f32::from_bits(u32::from(u16::from_le_bytes([low, high])) << 16),
-        (Dtype::F16, &[low, high]) => f16::from_le_bytes([low, high]).to_f32(),
-        (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-        _ => 0.0,
+    let (length, size) = matrix.dtype.block();
+    let mut values = vec![0.0; length];
+    let mut lines = lines;
+    for block in row.chunks_exact(size) {
+        matrix.dtype.widen(block, &mut values);
+        for (value, line) in values.iter().zip(&mut lines) {
+            line.0[lane] = value.to_bits();
+        }
     }
 }
 
@@ -235,10 +265,7 @@ impl Table {
 
     /// One row, as `f32`.
     pub(super) fn row(&self, index: usize, row: &mut [f32]) {
-        let size = size(self.dtype);
-        let bytes = &self.bytes[index * self.width * size..][..self.width * size];
-        for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(size)) {
-            *value = widen(self.dtype, bytes);
-        }
+        let size = self.dtype.bytes(self.width);
+        self.dtype.widen(&self.bytes[index * size..][..size], row);
     }
 }

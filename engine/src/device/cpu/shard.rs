@@ -76,12 +76,18 @@ impl CpuShard {
             (true, true) => Embedding::Head,
             (true, false) => Embedding::Table(Table::new(&Matrix::new(&checkpoint.embedding()?))),
         };
-        let layers = part.layers.clone().map(|layer| Ok(Layer::pack(&pool, &checkpoint.layer(layer)?)));
-        let layers = layers.collect::<Result<Vec<_>, DeviceError>>()?;
+        // The largest first, and what was read let go at once: so never much more than the packed weights is in
+        // memory.
         let mut head = None;
         if part.head {
             let weights = Packed::stacked(&pool, &[Matrix::new(&checkpoint.head()?)]);
             head = Some(Head { norm: checkpoint.final_norm()?.to_f32(), weights });
+            checkpoint.let_go();
+        }
+        let mut layers = Vec::with_capacity(part.layers.len());
+        for layer in part.layers.clone() {
+            layers.push(Layer::pack(&pool, &checkpoint.layer(layer)?));
+            checkpoint.let_go();
         }
         Ok(CpuShard {
             angles: Angles::new(config.rope.frequencies(config.head_dim)),
