@@ -24,9 +24,13 @@ pub(super) enum Source {
 /// are measured.
 const FURTHER_ROW: f64 = 0.15;
 const DRAFTED_TOKEN: f64 = 0.12;
-/// The weight of the newest token in the chance of acceptance, and of the newest pass in its costs.
+/// The weight of the newest token in the chance of acceptance.
 const NEWEST: f64 = 0.125;
-const NEWEST_COST: f64 = 0.25;
+/// Work costs what it takes undisturbed: the least that was measured, forgotten by so much a measurement.
+const FORGET: f64 = 1.03;
+/// A pass is not taken to cost more than so many times what other passes promise: a hiccup in the only
+/// measurement of a block would rule that block out for good.
+const HICCUP: f64 = 2.0;
 /// Rounds of rest before drafting is tried again: at first, and at most.
 const REST: usize = 2;
 const LONGEST_REST: usize = 64;
@@ -110,10 +114,8 @@ impl Pace {
         if self.passes.len() <= drafted {
             self.passes.resize(drafted + 1, 0.0);
         }
-        let newest = |known: f64, seconds: f64| match known {
-            0.0.. if known > 0.0 => known + NEWEST_COST * (seconds - known),
-            _ => seconds,
-        };
+        let newest =
+            |known: f64, seconds: f64| if known > 0.0 { seconds.min(known * FORGET) } else { seconds };
         self.passes[drafted] = newest(self.passes[drafted], took.verify);
         if let Some(seconds) = took.draft.filter(|_| drafted > 0) {
             self.draft = Some(newest(self.draft.unwrap_or(0.0), seconds / drafted as f64));
@@ -123,11 +125,13 @@ impl Pace {
     /// What a pass of `rows` costs: measured, else in proportion to the nearest that was measured.
     fn pass(&self, rows: usize) -> f64 {
         let assumed = |rows: usize| 1.0 + FURTHER_ROW * (rows - 1) as f64;
-        let measured = (1..).zip(&self.passes).filter(|(_, seconds)| **seconds > 0.0);
-        match measured.min_by_key(|(known, _)| rows.abs_diff(*known)) {
-            Some((known, seconds)) => seconds * assumed(rows) / assumed(known),
-            None => assumed(rows),
-        }
+        let measured = || (1..).zip(&self.passes).filter(|(_, seconds)| **seconds > 0.0);
+        let scaled = |(known, seconds): (usize, &f64)| seconds * assumed(rows) / assumed(known);
+        let Some(nearest) = measured().min_by_key(|(known, _)| rows.abs_diff(*known)) else {
+            return assumed(rows);
+        };
+        let promised = measured().map(scaled).fold(f64::INFINITY, f64::min);
+        scaled(nearest).min(HICCUP * promised)
     }
 
     fn drafted(&self, source: Source) -> f64 {
@@ -195,6 +199,20 @@ mod tests {
         let blocks = [decide(0.0, 0.01), decide(0.1, 0.1), decide(0.3, 0.2), decide(1.0, 0.5)];
         assert!(blocks.is_sorted_by(|one, other| one > other), "{blocks:?}");
         assert_eq!(blocks[3], 0);
+    }
+
+    #[test]
+    fn a_hiccup_rules_no_block_out() {
+        let mut pace = Pace::new();
+        let mut time = |drafted, verify| {
+            pace.time(drafted, Took { draft: None, verify });
+            pace.pass(drafted + 1)
+        };
+        time(0, 1.0);
+        assert!((time(4, 50.0) - HICCUP * (1.0 + 4.0 * FURTHER_ROW)).abs() < 1e-9);
+        assert!((time(4, 1.5) - 1.5).abs() < 1e-9, "the next one shows what it costs");
+        assert!(time(4, 50.0) < 1.6);
+        assert!(pace.decide(Source::LongMatch, 16) > 0);
     }
 
     #[test]
