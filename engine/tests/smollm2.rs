@@ -4,6 +4,8 @@
 //! The draft is in `models/smollm2`. The model is downloaded (`cargo xtask models`); its tests run in `cargo xtask test
 //! --models`.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
