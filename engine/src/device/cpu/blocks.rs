@@ -202,8 +202,6 @@ fn gather(bytes: &[u8], shift: usize, width: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
-
     use proptest::prelude::*;
 
     use super::super::isa::{Isa, Rows};

@@ -1,7 +1,5 @@
 //! GGUF files: what is read from good ones, and what is said of bad ones.
 
-#![expect(clippy::float_cmp, reason = "numbers that are exact")]
-
 use marker_core::Phase;
 use proptest::prelude::*;
 
@@ -279,7 +277,7 @@ fn what_makes_no_sense_is_refused_and_where() {
             .starts_with("a text that is not UTF-8")
     );
     let twice = |writer: &mut Writer| {
-        writer.entries.push(("llama.block_count".into(), [&8u32.to_le_bytes()[..], &text("x")].concat()))
+        writer.entries.push(("llama.block_count".into(), [&8u32.to_le_bytes()[..], &text("x")].concat()));
     };
     assert_eq!(broken(&twice), "llama.block_count is there twice");
 
