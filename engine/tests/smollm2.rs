@@ -4,7 +4,7 @@
 //! The draft is in `models/smollm2`. The model is downloaded (`cargo xtask models`); its tests run in `cargo xtask test
 //! --models`.
 
-#![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

