@@ -1,0 +1,172 @@
+// What the two GPU makers' compilers spell differently, and nothing else: indices, barriers, cross-lane
+// sums, exp2, and one tile of the matrix units. No toolkit's headers: only the compilers' own builtins.
+//
+// Everything below `#if defined(__AMDGCN__)` has a twin of the same name and meaning below `#else`.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define KERNEL extern "C" __attribute__((global))
+#define DEVICE static __attribute__((device)) inline __attribute__((always_inline))
+#define SHARED __attribute__((shared))
+// At most this many threads a block, for register allocation.
+#if defined(__AMDGCN__)
+#define THREADS(n) __attribute__((amdgpu_flat_work_group_size(n, n)))
+#else
+#define THREADS(n) __attribute__((launch_bounds(n, 1)))
+#endif
+
+// Sixteen bytes that a lane loads at once.
+typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+
+#if defined(__AMDGCN__)
+
+typedef short bf16x16 __attribute__((ext_vector_type(16)));
+typedef float f32x8 __attribute__((ext_vector_type(8)));
+
+DEVICE u32 thread_x() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
+DEVICE u32 block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+DEVICE u32 block_z() { return __builtin_amdgcn_workgroup_id_z(); }
+DEVICE void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// The value of the lane whose number differs in the bits of `mask`.
+DEVICE float other_lane(float value, u32 mask) {
+    u32 lane = thread_x() & 31;
+    int got = __builtin_amdgcn_ds_bpermute((int)((lane ^ mask) * 4), __builtin_bit_cast(int, value));
+    return __builtin_bit_cast(float, got);
+}
+DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+
+#else
+
+DEVICE u32 thread_x() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEVICE u32 block_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+DEVICE u32 block_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
+DEVICE u32 block_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
+DEVICE void barrier() { __syncthreads(); }
+// The value of the lane whose number differs in the bits of `mask`.
+DEVICE float other_lane(float value, u32 mask) {
+    return __nvvm_shfl_sync_bfly_f32(0xffffffff, value, (int)mask, 0x1f);
+}
+DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }
+DEVICE float rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
+
+#endif
+
+DEVICE float max_of(float a, float b) { return a > b ? a : b; }
+DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+
+// Sum and maximum over the 32 lanes of a wave, the same in every lane.
+DEVICE float wave_sum(float value) {
+    for (u32 mask = 16; mask; mask >>= 1) value += other_lane(value, mask);
+    return value;
+}
+DEVICE float wave_max(float value) {
+    for (u32 mask = 16; mask; mask >>= 1) value = max_of(value, other_lane(value, mask));
+    return value;
+}
+
+// bf16 is the upper half of an f32.
+DEVICE float from_bf16(u16 bits) { return __builtin_bit_cast(float, (u32)bits << 16); }
+// Round to nearest even; not for NaN.
+DEVICE u16 to_bf16(float value) {
+    u32 bits = __builtin_bit_cast(u32, value);
+    return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// ---- one tile of the matrix units --------------------------------------------------------------
+//
+// A tile is 16 outputs (m) by TILE_ROWS rows of the pass (n), and a step takes 32 inputs (k). A lane holds
+// ELEMENTS of the tile's sums. Which lane takes which k is the same for weights and rows, so any
+// permutation of k inside a step is sound; it lets every lane load 16 bytes at a time.
+// Element i is output `tile_m(i)` of row `tile_n(i)`; element i + ELEMENTS / 2 is 8 outputs further, same row.
+
+#if defined(__AMDGCN__)
+
+#define TILE_ROWS 16
+#define ELEMENTS 8
+// A step's weights or rows as a lane holds them.
+struct Fragment {
+    u32x4 part[4];
+};
+typedef Fragment Weights;
+typedef Fragment Rows;
+typedef f32x8 Sums;
+
+DEVICE u32 lane() { return thread_x() & 31; }
+DEVICE u32 tile_m(u32 i) { return 2 * i + lane() / 16; }
+DEVICE u32 tile_n(u32) { return lane() % 16; }
+
+// `weights` points at the tile's first output, k of the step; outputs are `stride` values apart.
+DEVICE Fragment load_weights(const u16 *weights, u64 stride) {
+    const u32x4 *from = (const u32x4 *)(weights + (lane() % 16) * stride);
+    return Fragment{{from[0], from[1], from[2], from[3]}};
+}
+// `rows` points at the tile's first row, k of the step. Rows from `count` on are zero.
+DEVICE Fragment load_rows(const u16 *rows, u64 stride, u32 count) {
+    const u32x4 zero = {0, 0, 0, 0};
+    u32 n = lane() % 16;
+    if (n >= count) return Fragment{{zero, zero, zero, zero}};
+    const u32x4 *from = (const u32x4 *)(rows + n * stride);
+    return Fragment{{from[0], from[1], from[2], from[3]}};
+}
+DEVICE void multiply(Sums &sums, const Fragment &weights, const Fragment &rows) {
+    union Operand {
+        u32x4 half[2];
+        bf16x16 all;
+    };
+    for (int step = 0; step < 2; ++step) {
+        Operand w, x;
+        w.half[0] = weights.part[2 * step], w.half[1] = weights.part[2 * step + 1];
+        x.half[0] = rows.part[2 * step], x.half[1] = rows.part[2 * step + 1];
+        sums = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(w.all, x.all, sums);
+    }
+}
+
+#else
+
+#define TILE_ROWS 8
+#define ELEMENTS 4
+struct Weights {
+    u32x4 upper, lower;
+};
+struct Rows {
+    u32x4 all;
+};
+typedef f32x4 Sums;
+
+DEVICE u32 lane() { return thread_x() & 31; }
+DEVICE u32 tile_m(u32 i) { return lane() / 4 + 8 * (i / 2); }
+DEVICE u32 tile_n(u32 i) { return 2 * (lane() % 4) + i % 2; }
+
+// A lane of a quad takes eight consecutive k of two outputs, 8 apart.
+DEVICE Weights load_weights(const u16 *weights, u64 stride) {
+    const u16 *from = weights + (lane() / 4) * stride + (lane() % 4) * 8;
+    return Weights{*(const u32x4 *)from, *(const u32x4 *)(from + 8 * stride)};
+}
+DEVICE Rows load_rows(const u16 *rows, u64 stride, u32 count) {
+    u32 n = lane() / 4;
+    if (n >= count) return Rows{{0, 0, 0, 0}};
+    return Rows{*(const u32x4 *)(rows + n * stride + (lane() % 4) * 8)};
+}
+DEVICE void multiply(Sums &sums, const Weights &weights, const Rows &rows) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
+                     : "r"(weights.upper[2 * step]), "r"(weights.lower[2 * step]), "r"(weights.upper[2 * step + 1]),
+                       "r"(weights.lower[2 * step + 1]), "r"(rows.all[2 * step]), "r"(rows.all[2 * step + 1]));
+    }
+}
+
+#endif
