@@ -76,7 +76,7 @@ impl Engine {
         markers: Markers<'_>,
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
-        request.check(&self.target, self.draft.as_ref())?;
+        request.check(self.target.vocab(), self.target.context(), self.draft.as_ref().map(Chain::context))?;
         // What an earlier request left, finished, cancelled or failed, is no part of this one.
         self.target.roll_back(0)?;
         if let Some(draft) = &mut self.draft {

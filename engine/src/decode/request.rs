@@ -2,8 +2,6 @@
 
 use marker_core::Phase;
 
-use crate::shard::Chain;
-
 /// A request that makes no sense for this model.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
@@ -140,7 +138,13 @@ impl Request {
         }
     }
 
-    pub(super) fn check(&self, target: &Chain, draft: Option<&Chain>) -> Result<(), RequestError> {
+    /// Whether models with this vocabulary and these contexts can answer: known before a weight is read.
+    pub(crate) fn check(
+        &self,
+        vocab: usize,
+        target_context: usize,
+        draft_context: Option<usize>,
+    ) -> Result<(), RequestError> {
         if self.prompt.is_empty() {
             return Err(RequestError::EmptyPrompt);
         }
@@ -153,13 +157,12 @@ impl Request {
                 return Err(RequestError::Zero(name));
             }
         }
-        let vocab = target.vocab();
         if let Some(position) = self.prompt.iter().position(|id| *id as usize >= vocab) {
             return Err(RequestError::UnknownToken { id: self.prompt[position], position, last: vocab - 1 });
         }
-        for (model, chain) in [("target", Some(target)), ("draft", draft)] {
+        for (model, context) in [("target", Some(target_context)), ("draft", draft_context)] {
             let (prompt, max_tokens) = (self.prompt.len(), self.max_tokens);
-            if let Some(context) = chain.map(Chain::context)
+            if let Some(context) = context
                 && prompt.saturating_add(max_tokens) > context
             {
                 return Err(RequestError::TooLong { prompt, max_tokens, context, model });

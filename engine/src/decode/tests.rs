@@ -386,7 +386,7 @@ mod ranges {
         let counters = recorder.counters();
         assert_eq!((counters.pushed, counters.failed, counters.dropped), (counters.popped, 0, 0));
         let lines =
-            recorder.ranges().iter().map(|range| format!("{:1$}{2}", "", range.depth * 2, range.label));
+            recorder.ranges().into_iter().map(|range| format!("{:1$}{2}", "", range.depth * 2, range.label));
         (got, lines.collect())
     }
 

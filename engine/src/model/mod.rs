@@ -7,11 +7,16 @@
 mod checkpoint;
 mod config;
 mod error;
+mod json;
+mod mapped;
 mod rope;
+mod stream;
 mod tokenizer;
+mod weights;
 
 pub use checkpoint::{Checkpoint, Dtype, LayerWeights, Linear, Tensor};
 pub use config::{Architecture, Config};
 pub use error::ModelError;
 pub use rope::{Rope, Scaling};
-pub use tokenizer::{TextStream, Tokenizer};
+pub use stream::TextStream;
+pub use tokenizer::Tokenizer;

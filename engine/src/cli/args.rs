@@ -1,0 +1,226 @@
+//! The command line as clap reads it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::decode::{Prefill, Verify};
+
+/// Generates text with a draft and a target model, its phases visible to a profiler.
+///
+/// Without a command: `generate` with the shipped pair and a built-in prompt, the recorder on.
+#[derive(Parser)]
+#[command(name = "phasemark", version)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Generate text.
+    Generate(GenerateArgs),
+    /// Compare a model with its reference; the exit code is 1 when they differ.
+    VerifyModel(VerifyModelArgs),
+    /// Say what is compiled in, what would run, from where, and why not.
+    Doctor(DoctorArgs),
+    /// Measure decode speed against this machine's memory bandwidth.
+    Bench(BenchArgs),
+}
+
+/// Which models, and on what they run.
+#[derive(Args)]
+pub(super) struct ModelArgs {
+    /// The target model's folder [default: models/pair/target, here or beside the workspace].
+    #[arg(long, value_name = "DIR")]
+    pub(super) model: Option<PathBuf>,
+    /// The draft model's folder, or `none` [default: models/pair/draft; none when --model is given alone].
+    #[arg(long, value_name = "DIR|none")]
+    pub(super) draft: Option<PathBuf>,
+    /// Threads [default: the cores there are].
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Where the models run.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
+}
+
+impl Default for ModelArgs {
+    fn default() -> Self {
+        ModelArgs { model: None, draft: None, threads: None, device: "cpu".into() }
+    }
+}
+
+/// The prompt; one of these, or the built-in one.
+#[derive(Args, Default)]
+#[group(multiple = false)]
+pub(super) struct PromptArgs {
+    /// The prompt's text.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(super) prompt: Option<String>,
+    /// A file that holds the prompt, `-` for standard input.
+    #[arg(long, value_name = "FILE|-")]
+    pub(super) prompt_file: Option<PathBuf>,
+    /// The prompt's token ids, with commas between.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
+    pub(super) prompt_ids: Option<Vec<u32>>,
+}
+
+fn token_id(text: &str) -> Result<u32, std::num::ParseIntError> {
+    text.trim().parse()
+}
+
+#[derive(Args)]
+pub(super) struct GenerateArgs {
+    #[command(flatten)]
+    pub(super) models: ModelArgs,
+    #[command(flatten)]
+    pub(super) prompt: PromptArgs,
+    /// Tokens to generate at most.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) max_tokens: usize,
+    /// Tokens to draft a round at most.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(super) draft_tokens: usize,
+    /// How drafted tokens are verified.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) verify: VerifyArg,
+    /// How the prompt is read.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) prefill: PrefillArg,
+    /// Rows of a prefill pass [default: 1 for exact, 256 for dense].
+    #[arg(long, value_name = "N")]
+    pub(super) prefill_chunk: Option<usize>,
+    /// Go on past end-of-text tokens.
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+    /// Marker backends: off, auto, or a list with commas between.
+    #[arg(long, value_name = "LIST")]
+    pub(super) markers: Option<String>,
+    /// How much is marked.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) detail: DetailArg,
+    /// Record the phases into a Chrome trace that Perfetto opens.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) record: Option<PathBuf>,
+    /// Write what was counted and timed as JSON.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) stats: Option<PathBuf>,
+    /// Print the completion's token ids as one JSON array in place of its text.
+    #[arg(long)]
+    pub(super) print_ids: bool,
+}
+
+impl Default for GenerateArgs {
+    fn default() -> Self {
+        GenerateArgs {
+            models: ModelArgs::default(),
+            prompt: PromptArgs::default(),
+            max_tokens: 64,
+            draft_tokens: 4,
+            verify: VerifyArg::default(),
+            prefill: PrefillArg::default(),
+            prefill_chunk: None,
+            ignore_eos: false,
+            markers: None,
+            detail: DetailArg::default(),
+            record: None,
+            stats: None,
+            print_ids: false,
+        }
+    }
+}
+
+#[derive(Args)]
+pub(super) struct VerifyModelArgs {
+    /// The model's folder.
+    pub(super) dir: PathBuf,
+    /// What the model must answer [default: reference.json in the folder, else beside it].
+    #[arg(long, value_name = "FILE")]
+    pub(super) reference: Option<PathBuf>,
+    /// Threads [default: the cores there are].
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+}
+
+#[derive(Args)]
+pub(super) struct DoctorArgs {
+    /// Marker backends, as `generate` takes them.
+    #[arg(long, value_name = "LIST")]
+    pub(super) markers: Option<String>,
+}
+
+#[derive(Args)]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    pub(super) models: ModelArgs,
+    #[command(flatten)]
+    pub(super) prompt: PromptArgs,
+    /// Tokens to generate a run.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) max_tokens: usize,
+    /// Tokens to draft a round at most.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(super) draft_tokens: usize,
+    /// Runs of each kind; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(super) runs: usize,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub(super) enum VerifyArg {
+    /// A block in one pass.
+    #[default]
+    Batched,
+    /// One row a pass, stopping at the first disagreement.
+    Sequential,
+    /// One row a pass, from a KV snapshot that is restored after a rejection.
+    #[value(name = "reference_exact", alias = "reference-exact")]
+    ReferenceExact,
+}
+
+impl From<VerifyArg> for Verify {
+    fn from(arg: VerifyArg) -> Self {
+        match arg {
+            VerifyArg::Batched => Verify::Batched,
+            VerifyArg::Sequential => Verify::Sequential,
+            VerifyArg::ReferenceExact => Verify::ReferenceExact,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub(super) enum PrefillArg {
+    /// By the kernels that decode uses.
+    Exact,
+    /// Through the large-matrix path.
+    #[default]
+    Dense,
+}
+
+impl From<PrefillArg> for Prefill {
+    fn from(arg: PrefillArg) -> Self {
+        match arg {
+            PrefillArg::Exact => Prefill::Exact,
+            PrefillArg::Dense => Prefill::Dense,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub(super) enum DetailArg {
+    /// Prefill, speculative decode and the target's passes.
+    #[default]
+    Phases,
+    /// Also requests, drafts, roll backs and sampling.
+    Full,
+}
+
+impl From<DetailArg> for marker_core::Detail {
+    fn from(arg: DetailArg) -> Self {
+        match arg {
+            DetailArg::Phases => marker_core::Detail::Phases,
+            DetailArg::Full => marker_core::Detail::Full,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! `phasemark generate`: one request, from the command line to its last token.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Once;
+use std::time::Instant;
+
+use super::args::GenerateArgs;
+use super::error::CliError;
+use super::output::{Completion, OutputFile};
+use super::prompt::Prompt;
+use super::stats::{self, Stats};
+use super::{Pair, load, say};
+use crate::decode::Request;
+use crate::markers::{self, Assembly, Choice};
+
+/// Generates. `show` turns the recorder on, if this build has one, so that there are phases to see.
+pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError> {
+    // Everything that can be refused without a model is, and then everything that can be without weights.
+    let threads = load::threads(args.models.threads)?;
+    let device = load::device(&args.models.device, threads)?;
+    let record = args.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
+    let markers = Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), record)?;
+    let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
+    let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
+    if let (Some(record), Some(stats)) = (&record_file, &stats_file)
+        && record.path() == stats.path()
+    {
+        return Err(CliError::SameFile { path: stats.path().to_owned() });
+    }
+    let prompt = Prompt::read(&args.prompt)?;
+    let (target, draft) = load::folders(&args.models)?;
+
+    let began = Instant::now();
+    let pair = Pair::open(&target, draft.as_deref())?;
+    let request = Request {
+        prompt: prompt.ids(&pair.tokenizer)?,
+        max_tokens: args.max_tokens,
+        draft_tokens: args.draft_tokens,
+        verify: args.verify.into(),
+        prefill: args.prefill.into(),
+        prefill_chunk: args.prefill_chunk,
+        ignore_eos: args.ignore_eos,
+    };
+    let positions = pair.check(&request)?;
+    let mut engine = pair.load(&*device, positions)?;
+    let load_seconds = began.elapsed().as_secs_f64();
+    let draft = draft.map_or_else(|| "no draft".into(), |draft| format!("draft {}", draft.display()));
+    say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());
+
+    let mut completion = Completion::new((!args.print_ids).then(|| pair.tokenizer.stream()));
+    let generation = engine.generate(&request, markers.markers(), &mut |token| completion.emit(token))?;
+    completion.finish(&generation.tokens)?;
+
+    // Text on a terminal ends wherever it ends; what follows starts a line of its own.
+    if std::io::stdout().is_terminal() {
+        say!();
+    }
+    if let Some(recorded) = markers.recorded() {
+        let _ = write!(std::io::stderr(), "\n{}\n", stats::phase_table(&recorded));
+    }
+    say!("{}", stats::summary(request.prompt.len(), &generation));
+    if let Some(file) = record_file {
+        file.write(|out| markers.save_record(out))?;
+    }
+    if let Some(file) = stats_file {
+        let text = pair.tokenizer.decode(&generation.tokens)?;
+        let stats = Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds);
+        file.write(|mut out| out.write_all(stats.json()?.as_bytes()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the flag and the environment choose; a variable that names what is not there is told once a process.
+pub(super) fn chosen_markers(flag: Option<&str>) -> Result<Choice, CliError> {
+    static TOLD: Once = Once::new();
+    let lookup = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let choice = markers::choose(flag, lookup)?;
+    if let Some(complaint) = &choice.complaint {
+        TOLD.call_once(|| say!("phasemark: {complaint}; markers are off"));
+    }
+    Ok(choice)
+}

@@ -1,0 +1,51 @@
+//! Where a prompt comes from.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::args::PromptArgs;
+use super::error::CliError;
+use crate::model::{ModelError, Tokenizer};
+
+/// The prompt when none is given: the pair was trained on Rust among other things and writes it best.
+const BUILT_IN: &str = "impl<T> Iterator for";
+
+/// A prompt, before any model is opened.
+pub(super) enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl Prompt {
+    /// Reads what `args` name.
+    pub(super) fn read(args: &PromptArgs) -> Result<Self, CliError> {
+        Ok(if let Some(ids) = &args.prompt_ids {
+            Prompt::Ids(ids.clone())
+        } else if let Some(path) = &args.prompt_file {
+            Prompt::Text(read_text(path)?)
+        } else {
+            Prompt::Text(args.prompt.clone().unwrap_or_else(|| BUILT_IN.into()))
+        })
+    }
+
+    /// The prompt's token ids.
+    pub(super) fn ids(self, tokenizer: &Tokenizer) -> Result<Vec<u32>, ModelError> {
+        match self {
+            Prompt::Text(text) => tokenizer.encode(&text),
+            Prompt::Ids(ids) => Ok(ids),
+        }
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, CliError> {
+    let read = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let name = if path == Path::new("-") { "standard input".into() } else { path.to_owned() };
+    let bytes = read.map_err(|why| CliError::Unreadable { path: name.clone(), why })?;
+    String::from_utf8(bytes)
+        .map_err(|error| CliError::NotUtf8 { path: name, at: error.utf8_error().valid_up_to() })
+}

@@ -1,0 +1,165 @@
+//! AVX2 with FMA: half a panel is two registers, so that three rows of half a panel keep 12 sums.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps,
+    _mm256_load_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_store_ps,
+};
+
+use super::super::lanes;
+use super::super::packed::{Kind, Line};
+use super::{Rows, Tile};
+
+/// Rows at a time.
+const ROWS: usize = 3;
+
+/// See [`Isa::tile`](super::Isa::tile).
+///
+/// # Safety
+/// `panel` has the lines of `inputs` inputs; `rows` has 1 to `TILE_ROWS` rows of at least `inputs` values.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, tile: &mut Tile) {
+    let stride = rows.stride;
+    for from in (0..rows.count).step_by(ROWS) {
+        let out = &mut tile.0[from..rows.count.min(from + ROWS)];
+        for half in 0..2 {
+            // SAFETY: the caller's promise, handed on for these rows and this half.
+            unsafe {
+                let (lines, x) = (panel.as_ptr().add(half), rows.values.as_ptr().add(from * stride));
+                match (kind, out.len()) {
+                    (Kind::Bf16, 1) => bf16::<1>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, 2) => bf16::<2>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, _) => bf16::<3>(lines, inputs, x, stride, half, out),
+                    (Kind::F32, 1) => f32::<1>(lines, inputs, x, stride, half, out),
+                    (Kind::F32, 2) => f32::<2>(lines, inputs, x, stride, half, out),
+                    (Kind::F32, _) => f32::<3>(lines, inputs, x, stride, half, out),
+                }
+            }
+        }
+    }
+}
+
+/// Sums by row, quarter of the panel and parity of the input.
+type Sums<const R: usize> = [[[__m256; 2]; 2]; R];
+
+/// Adds one input's products to the sums of its parity.
+///
+/// # Safety
+/// `x` has `R` rows, `stride` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add<const R: usize>(
+    sums: &mut Sums<R>,
+    parity: usize,
+    weights: [__m256; 2],
+    x: *const f32,
+    stride: usize,
+) {
+    for (row, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = _mm256_set1_ps(unsafe { *x.add(row * stride) });
+        for quarter in 0..2 {
+            sums[quarter][parity] = _mm256_fmadd_ps(weights[quarter], x, sums[quarter][parity]);
+        }
+    }
+}
+
+/// The line's two registers.
+///
+/// # Safety
+/// `line` is one.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn load(line: *const Line) -> [__m256i; 2] {
+    // SAFETY: a line is 64 bytes, aligned to 64.
+    unsafe { [_mm256_load_si256(line.cast()), _mm256_load_si256(line.cast::<__m256i>().add(1))] }
+}
+
+/// # Safety
+/// As [`tile`], with `R` rows; `lines` starts at the half's first.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn bf16<const R: usize>(
+    lines: *const Line,
+    inputs: usize,
+    x: *const f32,
+    stride: usize,
+    half: usize,
+    out: &mut [[lanes::Lanes; 2]],
+) {
+    let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+    let mut sums = [[[_mm256_setzero_ps(); 2]; 2]; R];
+    for pair in 0..inputs / 2 {
+        // SAFETY: a half panel has every second line, one a pair, and each row two values.
+        unsafe {
+            let bits = load(lines.add(2 * pair));
+            let even = bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)));
+            let odd = bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, high)));
+            add(&mut sums, 0, even, x.add(2 * pair), stride);
+            add(&mut sums, 1, odd, x.add(2 * pair + 1), stride);
+        }
+    }
+    if inputs % 2 == 1 {
+        // SAFETY: the last, half filled line, and each row's last value.
+        unsafe {
+            let even =
+                load(lines.add(inputs - 1)).map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)));
+            add(&mut sums, 0, even, x.add(inputs - 1), stride);
+        }
+    }
+    store(&sums, half, out);
+}
+
+/// # Safety
+/// As [`tile`], with `R` rows; `lines` starts at the half's first.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn f32<const R: usize>(
+    lines: *const Line,
+    inputs: usize,
+    x: *const f32,
+    stride: usize,
+    half: usize,
+    out: &mut [[lanes::Lanes; 2]],
+) {
+    let mut sums = [[[_mm256_setzero_ps(); 2]; 2]; R];
+    // SAFETY: called with `input < inputs`; a half panel has every second line, one an input.
+    let weights = |input: usize| unsafe { load(lines.add(2 * input)).map(|bits| _mm256_castsi256_ps(bits)) };
+    for pair in 0..inputs / 2 {
+        // SAFETY: each row has two values a pair.
+        unsafe {
+            add(&mut sums, 0, weights(2 * pair), x.add(2 * pair), stride);
+            add(&mut sums, 1, weights(2 * pair + 1), x.add(2 * pair + 1), stride);
+        }
+    }
+    if inputs % 2 == 1 {
+        // SAFETY: each row's last value.
+        unsafe { add(&mut sums, 0, weights(inputs - 1), x.add(inputs - 1), stride) };
+    }
+    store(&sums, half, out);
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn store<const R: usize>(sums: &Sums<R>, half: usize, out: &mut [[lanes::Lanes; 2]]) {
+    for (sums, out) in sums.iter().zip(out) {
+        let (quarters, _) = out[half].as_chunks_mut::<8>();
+        for ([even, odd], out) in sums.iter().zip(quarters) {
+            // SAFETY: a quarter row of a tile is 32 bytes and, the tile being aligned to 64, aligned.
+            unsafe { _mm256_store_ps(out.as_mut_ptr(), _mm256_add_ps(*even, *odd)) };
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn swiglu(tile: &mut Tile, rows: usize) {
+    super::swiglu(tile, rows);
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn soften(scores: &mut [f32], len: usize, scale: f32) -> f32 {
+    lanes::soften(scores, len, scale)
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    lanes::rms_norm(x, weight, epsilon, out);
+}

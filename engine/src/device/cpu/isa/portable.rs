@@ -1,0 +1,45 @@
+//! Any processor: plain Rust.
+
+#![forbid(unsafe_code)]
+
+use super::super::lanes::Lanes;
+use super::super::packed::{Kind, LANES, Line};
+use super::{Rows, Tile};
+
+/// See [`Isa::tile`](super::Isa::tile).
+pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, tile: &mut Tile) {
+    for (row, out) in tile.0[..rows.count].iter_mut().enumerate() {
+        let x = &rows.values[row * rows.stride..][..inputs];
+        let (pairs, last) = x.as_chunks::<2>();
+        for (half, out) in out.iter_mut().enumerate() {
+            let (mut even, mut odd) = ([0.0; LANES], [0.0; LANES]);
+            for (pair, x) in pairs.iter().enumerate() {
+                match kind {
+                    Kind::Bf16 => {
+                        let line = &panel[2 * pair + half];
+                        add(&mut even, line, |bits| bits << 16, x[0]);
+                        add(&mut odd, line, |bits| bits & 0xffff_0000, x[1]);
+                    }
+                    Kind::F32 => {
+                        add(&mut even, &panel[4 * pair + half], |bits| bits, x[0]);
+                        add(&mut odd, &panel[4 * pair + 2 + half], |bits| bits, x[1]);
+                    }
+                }
+            }
+            if let &[x] = last {
+                match kind {
+                    Kind::Bf16 => add(&mut even, &panel[2 * pairs.len() + half], |bits| bits << 16, x),
+                    Kind::F32 => add(&mut even, &panel[4 * pairs.len() + half], |bits| bits, x),
+                }
+            }
+            *out = std::array::from_fn(|lane| even[lane] + odd[lane]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add(sum: &mut Lanes, line: &Line, widen: impl Fn(u32) -> u32, x: f32) {
+    for (sum, &bits) in sum.iter_mut().zip(&line.0) {
+        *sum += f32::from_bits(widen(bits)) * x;
+    }
+}
