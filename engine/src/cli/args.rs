@@ -141,6 +141,9 @@ pub(super) struct VerifyModelArgs {
     /// Threads [default: the cores there are].
     #[arg(long, value_name = "N")]
     pub(super) threads: Option<usize>,
+    /// Where the model runs.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
 }
 
 #[derive(Args)]

@@ -8,6 +8,7 @@ use super::args::{DoctorArgs, ModelArgs};
 use super::error::CliError;
 use super::generate::chosen_markers;
 use super::{load, output};
+use crate::device;
 use crate::markers::{self, ChosenBy, Wanted};
 use crate::model::Checkpoint;
 
@@ -35,7 +36,9 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     let because = choice.complaint.map(|why| format!(": {why}")).unwrap_or_default();
     line(&mut report, "markers", &format!("{wanted} ({by}{because})"));
 
-    line(&mut report, "devices", &format!("{} ({} threads)", load::DEVICES.join(", "), load::threads(None)?));
+    line(&mut report, "devices", &format!("{} ({} threads)", device::KINDS.join(", "), load::threads(None)?));
+    #[cfg(feature = "cuda")]
+    line(&mut report, "cuda", &device::cuda::describe());
     match load::folders(&ModelArgs::default()) {
         Ok((target, draft)) => {
             line(&mut report, "target", &model(&target));

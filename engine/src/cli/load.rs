@@ -6,8 +6,7 @@ use super::args::ModelArgs;
 use super::error::CliError;
 use crate::Error;
 use crate::decode::{Engine, Request, RequestError};
-use crate::device::cpu::Cpu;
-use crate::device::{Device, DeviceError, Part, Shard};
+use crate::device::{self, Device, DeviceError, Part, Shard};
 use crate::model::{Checkpoint, Tokenizer};
 use crate::shard::Chain;
 
@@ -131,14 +130,7 @@ pub(super) fn threads(asked: Option<usize>) -> Result<usize, CliError> {
     }
 }
 
-/// The devices of this build.
-pub(super) const DEVICES: [&str; 1] = ["cpu"];
-
 /// The device called `name`.
 pub(super) fn device(name: &str, threads: usize) -> Result<Box<dyn Device>, CliError> {
-    if name == "cpu" {
-        return Ok(Box::new(Cpu::new(threads)));
-    }
-    let why = format!("this build has {}", DEVICES.join(", "));
-    Err(DeviceError::NoSuchDevice { name: name.into(), why }.into())
+    Ok(device::open(name, threads)?)
 }

@@ -15,7 +15,6 @@ use sha2::{Digest, Sha256};
 use super::args::VerifyModelArgs;
 use super::error::CliError;
 use super::{load, stats};
-use crate::device::cpu::Cpu;
 use crate::device::{Answer, Input, Pass, Path as Kernels, Shard, Want};
 use crate::model::{Checkpoint, Tokenizer};
 
@@ -96,7 +95,7 @@ struct Verdict {
 
 /// Compares and says what it saw; the exit code is 1 when something differs.
 pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
-    let threads = load::threads(args.threads)?;
+    let device = load::device(&args.device, load::threads(args.threads)?)?;
     let dir = load::present(args.dir.clone())?;
     let path = reference_path(&dir, args.reference.as_deref());
     let reference = read(&path)?;
@@ -114,7 +113,7 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
         .map_err(|why| CliError::BadReference { path: path.clone(), why })?;
     let longest =
         prompts.iter().map(|steps| steps.prompt.len() + steps.continuation.len()).max().unwrap_or(0);
-    let mut shard = load::whole(&checkpoint, &Cpu::new(threads), longest.max(1))?;
+    let mut shard = load::whole(&checkpoint, &*device, longest.max(1))?;
 
     let mut verdict = Verdict::default();
     for steps in &prompts {

@@ -9,6 +9,11 @@ use std::ops::Range;
 use crate::model::Checkpoint;
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 
 /// What a device could not do.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +29,41 @@ pub enum DeviceError {
     /// A pass does not fit what the shard holds. A bug in the caller, reported and not panicked on.
     #[error("a pass does not fit its shard: {0}")]
     BadPass(String),
+    /// A device has less memory than was asked for.
+    #[error(
+        "{device} has no room for {what}: {asked} bytes were asked for and {free} of {total} are free: \
+         use a shorter context, more shards, or a smaller model"
+    )]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// What the memory was for.
+        what: &'static str,
+        /// Bytes.
+        asked: u64,
+        /// Bytes.
+        free: u64,
+        /// Bytes.
+        total: u64,
+    },
+    /// A call of a device's driver failed.
+    #[error("{device}: {call} failed: {why}")]
+    Call {
+        /// The device's name.
+        device: String,
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's own words.
+        why: String,
+    },
+    /// A device's kernels cannot run this model.
+    #[error("the kernels of {device} cannot run this model: it has {why}: use another device")]
+    Unfit {
+        /// The device's name.
+        device: String,
+        /// What does not fit.
+        why: String,
+    },
     /// The model could not be read while it was loaded.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
@@ -40,6 +80,36 @@ pub struct Part {
     pub head: bool,
     /// Positions that the KV cache must be able to hold.
     pub context: usize,
+}
+
+/// The kinds of device in this build.
+pub const KINDS: &[&str] = &[
+    "cpu",
+    #[cfg(feature = "cuda")]
+    "cuda",
+];
+
+/// The device called `name`: a kind of [`KINDS`], and behind a colon the ordinal of a GPU, 0 if left out. The CPU
+/// uses `threads` threads.
+///
+/// # Errors
+/// [`DeviceError::NoSuchDevice`] says what this build or this machine lacks.
+pub fn open(name: &str, threads: usize) -> Result<Box<dyn Device>, DeviceError> {
+    let unknown = |why: String| Err(DeviceError::NoSuchDevice { name: name.to_owned(), why });
+    let (kind, ordinal) = match name.split_once(':') {
+        None => (name, Some(0)),
+        Some((kind, ordinal)) => (kind, ordinal.parse().ok()),
+    };
+    match (kind, ordinal) {
+        ("cpu", Some(0)) => Ok(Box::new(cpu::Cpu::new(threads))),
+        #[cfg(feature = "cuda")]
+        ("cuda", Some(ordinal)) => cuda::open(ordinal),
+        (kind, _) if KINDS.contains(&kind) => {
+            let ordinal = if kind == "cpu" { "there is one cpu" } else { "write a number behind the colon" };
+            unknown(ordinal.to_owned())
+        }
+        _ => unknown(format!("this build has {}", KINDS.join(", "))),
+    }
 }
 
 /// Loads parts of models.

@@ -8,15 +8,17 @@
 // a row's products are added depends on the shape of the weights only. So a row's result is the same to
 // the bit however many rows a pass has. Partial sums meet in a fixed order, never through atomics.
 //
-// Shapes are row major. `rows` is at most MAX_ROWS here; longer passes go through the dense kernels.
+// Shapes are row major. Widths are padded with zeros to what a kernel takes at a time, so that no kernel has
+// a ragged end. Each kernel takes one struct; the host's twins are in device/gpu/kernels.rs.
 
 #include "prelude.h"
 
+// Rows of a pass through the kernels for few rows.
 #define MAX_ROWS 16
 // Planes of a row's value: high, middle and low eight bits of its mantissa.
 #define PLANES 3
 // Positions of the cache that one block of attention takes: fixed, so that sums do not depend on lengths.
-#define CHUNK 128
+#define CHUNK 64
 // Query heads of one key/value head that are taken together.
 #define GROUP 8
 
@@ -30,171 +32,279 @@ DEVICE void store_planes(u16 *planes, u64 plane, u64 at, float value) {
     planes[2 * plane + at] = to_bf16(rest - from_bf16(middle));
 }
 
-// The sum over a block of `waves` waves, the same in every thread. `scratch` holds one value a wave.
-DEVICE float block_sum(float value, float *scratch, u32 waves) {
+// The same for four values that follow each other.
+DEVICE void store_planes(u16 *planes, u64 plane, u64 at, f32x4 values) {
+    u16x4 parts[PLANES];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float rest = values[i];
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) {
+            parts[p][i] = to_bf16(rest);
+            rest -= from_bf16(parts[p][i]);
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PLANES; ++p) *(u16x4 *)(planes + p * plane + at) = parts[p];
+}
+
+// The sum over a block of `threads` threads, the same in every one. `scratch` holds one value a wave.
+DEVICE float block_sum(float value, float *scratch, u32 threads) {
     value = wave_sum(value);
     barrier();
     if (lane() == 0) scratch[thread_x() / 32] = value;
     barrier();
     float sum = 0;
-    for (u32 wave = 0; wave < waves; ++wave) sum += scratch[wave];
+    for (u32 wave = 0; wave < threads / 32; ++wave) sum += scratch[wave];
     return sum;
 }
 
-// x[row] = the embedding of tokens[row]. `table`: [vocab, w_planes, hidden].
+// ---- the residual stream --------------------------------------------------------------------------
+
+// x[row] = the embedding of tokens[row].
 struct Embed {
-    float *x;
-    const u32 *tokens;
-    const u16 *table;
-    u32 hidden, w_planes;
+    float *x;          // [rows, width]
+    const u32 *tokens; // [rows]
+    const u16 *table;  // [vocab, w_planes, width]
+    u32 width, w_planes;
 };
-KERNEL THREADS(256) void embed(Embed a) {
+KERNEL THREADS(256, 1) void embed(Embed a) {
     u32 row = block_x();
-    const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.hidden;
-    for (u32 i = thread_x(); i < a.hidden; i += 256) {
+    const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.width;
+    for (u32 i = thread_x(); i < a.width; i += 256) {
         float value = 0;
-        for (u32 plane = a.w_planes; plane-- > 0;) value += from_bf16(from[plane * a.hidden + i]);
-        a.x[(u64)row * a.hidden + i] = value;
+        for (u32 plane = a.w_planes; plane-- > 0;) value += from_bf16(from[plane * a.width + i]);
+        a.x[(u64)row * a.width + i] = value;
     }
 }
 
-// x[row] += sum over splits of partial[split][row] + bias, then planes[row] = RMS norm of x[row] times weight.
+// x[row] += the sum over splits of partial[split][row], plus bias; then planes = RMS norm of x[row] times weight.
+// One block a row, of `threads` threads that hold four values each, four times over at most.
+#define NORM_TIMES 4
 struct Norm {
-    float *x;             // [rows, hidden]
-    const float *partial; // [splits, rows, partial_width]
-    const float *bias;    // [hidden] or null
-    const float *weight;  // [hidden], or null: only the sum
-    u16 *planes;          // [PLANES, MAX_ROWS, width]
-    u32 hidden, width, partial_width, splits, rows, first;
+    float *x;             // [rows, width]
+    const float *partial; // [splits, rows, partial_width]; not read when splits is 0
+    const float *bias;    // [width] or null
+    const float *weight;  // [width], or null: only the sum
+    u16 *planes;          // [PLANES, MAX_ROWS, width], or [rows, width] when `dense`
+    // `hidden` values are behind the mean. `first`: the row of x and partial that is block 0's.
+    u32 hidden, width, partial_width, splits, rows, first, threads, dense;
     float epsilon;
 };
-KERNEL THREADS(1024) void norm(Norm a) {
+KERNEL THREADS(1024, 1) void norm(Norm a) {
     SHARED float scratch[32];
     u32 row = block_x();
-    float *x = a.x + (u64)(row + a.first) * a.hidden;
+    float *x = a.x + (u64)(row + a.first) * a.width;
+    const float *partial = a.partial + (u64)(row + a.first) * a.partial_width;
+    u64 split_stride = (u64)a.rows * a.partial_width;
+    f32x4 values[NORM_TIMES];
     float squares = 0;
-    for (u32 i = thread_x(); i < a.hidden; i += 1024) {
-        float value = x[i];
-        for (u32 split = 0; split < a.splits; ++split)
-            value += a.partial[((u64)split * a.rows + row) * a.partial_width + i];
-        if (a.bias) value += a.bias[i];
-        x[i] = value;
-        squares += value * value;
+#pragma unroll
+    for (u32 time = 0; time < NORM_TIMES; ++time) {
+        u32 i = (time * a.threads + thread_x()) * 4;
+        if (i >= a.width) break;
+        f32x4 value = *(const f32x4 *)(x + i);
+        f32x4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+        for (u32 split = 0; split < a.splits; ++split) sum += *(const f32x4 *)(partial + split * split_stride + i);
+        value += sum;
+        if (a.bias) value += *(const f32x4 *)(a.bias + i);
+        if (a.splits) *(f32x4 *)(x + i) = value;
+        values[time] = value;
+        squares += value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
     }
     if (!a.weight) return;
-    float scale = rsqrt(block_sum(squares, scratch, 32) / (float)a.hidden + a.epsilon);
-    u64 plane = (u64)MAX_ROWS * a.width;
-    for (u32 i = thread_x(); i < a.hidden; i += 1024)
-        store_planes(a.planes, plane, (u64)row * a.width + i, x[i] * scale * a.weight[i]);
-}
-
-// ---- a matrix times few rows --------------------------------------------------------------------
-
-// Steps whose weights are on their way at once.
-#define UNROLL 4
-// Waves of a block: four tiles of outputs, each by two waves that share its inputs.
-#define FEW_TILES 4
-#define FEW_THREADS (FEW_TILES * 2 * 32)
-
-// Adds to `sums` the products of steps `first..last` for one tile of outputs. `weights` points at its first
-// output; `width` is k, the inputs of one plane.
-template <int TILES>
-DEVICE void accumulate(Sums *sums, const u16 *weights, u64 weight_stride, const u16 *rows, u32 width, u32 count,
-                       u32 first, u32 last) {
-    u64 plane = (u64)MAX_ROWS * width;
-    u32 steps = width / 32;
-    u32 at = first % steps;
-    for (u32 step = first; step < last; step += UNROLL) {
-        Weights w[UNROLL];
+    float scale = rsqrt(block_sum(squares, scratch, a.threads) / (float)a.hidden + a.epsilon);
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
-            if (step + u < last) w[u] = load_weights(weights + (u64)(step + u) * 32, weight_stride);
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            if (step + u >= last) break;
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-                for (int p = PLANES - 1; p >= 0; --p) {
-                    u32 from = tile * TILE_ROWS;
-                    Rows x = load_rows(rows + p * plane + (u64)from * width + at * 32, width,
-                                       count > from ? count - from : 0);
-                    multiply(sums[tile], w[u], x);
-                }
-            at = at + 1 == steps ? 0 : at + 1;
+    for (u32 time = 0; time < NORM_TIMES; ++time) {
+        u32 i = (time * a.threads + thread_x()) * 4;
+        if (i >= a.width) break;
+        f32x4 value = values[time] * scale * *(const f32x4 *)(a.weight + i);
+        u64 at = (u64)row * a.width + i;
+        if (a.dense) {
+            *(u16x4 *)(a.planes + at) = u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
+        } else {
+            store_planes(a.planes, (u64)MAX_ROWS * a.width, at, value);
         }
     }
 }
 
+// ---- a matrix times few rows ----------------------------------------------------------------------
+
+// A block has FEW_M waves along the outputs, each with FEW_TILES tiles of 16, times FEW_K waves along k.
+#ifndef FEW_TILES
+#define FEW_TILES 2
+#endif
+#ifndef FEW_M
+#define FEW_M 4
+#endif
+#ifndef FEW_K
+#define FEW_K 2
+#endif
+// Steps of k whose weights are on their way while as many are multiplied.
+#ifndef FEW_UNROLL
+#define FEW_UNROLL 2
+#endif
+#ifndef FEW_BLOCKS
+#define FEW_BLOCKS 2
+#endif
+#define FEW_THREADS (FEW_M * FEW_K * 32)
+#define FEW_OUTPUTS (FEW_M * FEW_TILES * 16)
+
 struct Few {
-    void *out;          // f32 partial [splits, rows, outputs], or planes of the gated rows
+    void *out;          // f32 partial [splits, rows, outputs], or planes [PLANES, MAX_ROWS, out_width] of gated rows
     const u16 *planes;  // [PLANES, MAX_ROWS, width]
-    const u16 *weights; // [outputs, w_planes, width]
-    const float *bias;  // [outputs] or null; gated only
+    const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
+    const float *bias;  // gated only: [outputs] or null
     u32 outputs, width, w_planes, rows, splits, out_width;
 };
 
-// The sums of this block's four tiles, each complete in the wave that has `half` zero.
-template <int TILES>
-DEVICE void tile_sums(const Few &a, Sums *sums, float (*scratch)[ELEMENTS * TILES * 32]) {
-    u32 wave = thread_x() / 32, tile = wave / 2, half = wave % 2;
-    u32 steps = a.w_planes * a.width / 32, parts = 2 * a.splits, part = 2 * block_y() + half;
-    u64 stride = (u64)a.w_planes * a.width;
-    const u16 *weights = a.weights + (u64)(block_x() * FEW_TILES + tile) * 16 * stride;
-    for (int t = 0; t < TILES; ++t)
-        for (int i = 0; i < ELEMENTS; ++i) sums[t][i] = 0;
-    accumulate<TILES>(sums, weights, stride, a.planes, a.width, a.rows, steps * part / parts,
-                      steps * (part + 1) / parts);
-    for (int t = 0; t < TILES; ++t)
-        for (int i = 0; i < ELEMENTS; ++i)
-            if (half == 1) scratch[tile][(t * ELEMENTS + i) * 32 + lane()] = sums[t][i];
-    barrier();
-    for (int t = 0; t < TILES; ++t)
-        for (int i = 0; i < ELEMENTS; ++i)
-            if (half == 0) sums[t][i] += scratch[tile][(t * ELEMENTS + i) * 32 + lane()];
+// Where a wave's weights are.
+struct Strip {
+    const u16 *weights;
+    u64 stride, half, tile; // between outputs, between a tile's halves, between tiles
+};
+
+DEVICE void load_steps(Weights (*w)[FEW_TILES], const Strip &strip, u32 step, u32 last) {
+#pragma unroll
+    for (int u = 0; u < FEW_UNROLL; ++u)
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t) {
+            // Behind the end the last step comes again, so that no load waits for a branch.
+            u32 at = min_of(step + u, last - 1);
+            w[u][t] = load_weights(strip.weights + t * strip.tile + (u64)at * 32, strip.stride, strip.half);
+        }
 }
 
-template <int TILES>
-DEVICE void few(const Few &a) {
-    SHARED float scratch[FEW_TILES][ELEMENTS * TILES * 32];
-    Sums sums[TILES];
-    tile_sums<TILES>(a, sums, scratch);
-    u32 wave = thread_x() / 32;
-    if (wave % 2) return;
-    float *out = (float *)a.out + (u64)block_y() * a.rows * a.outputs + (block_x() * FEW_TILES + wave / 2) * 16;
-    for (u32 t = 0; t < TILES; ++t)
-        for (u32 i = 0; i < ELEMENTS; ++i) {
-            u32 row = t * TILE_ROWS + tile_n(i);
-            if (row < a.rows) out[(u64)row * a.outputs + tile_m(i)] = sums[t][i];
+// Adds to `sums` the products of steps `first..last` of k. `columns` tiles of rows, `count` of the rows real.
+template <int COLUMNS>
+DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *rows, u32 width, u32 count, u32 first,
+                       u32 last) {
+    if (first >= last) return;
+    u64 plane = (u64)MAX_ROWS * width;
+    u32 steps = width / 32;
+    Weights next[FEW_UNROLL][FEW_TILES];
+    load_steps(next, strip, first, last);
+    for (u32 step = first; step < last; step += FEW_UNROLL) {
+        Weights w[FEW_UNROLL][FEW_TILES];
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u)
+#pragma unroll
+            for (int t = 0; t < FEW_TILES; ++t) w[u][t] = next[u][t];
+        if (step + FEW_UNROLL < last) load_steps(next, strip, step + FEW_UNROLL, last);
+        Rows x[FEW_UNROLL][COLUMNS][PLANES];
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u) {
+            u32 at = min_of(step + u, last - 1);
+            // The planes of a weight all meet the same rows.
+            if (at >= steps) at -= steps;
+            if (at >= steps) at -= steps;
+#pragma unroll
+            for (u32 c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int p = 0; p < PLANES; ++p) {
+                    u32 row = c * TILE_ROWS;
+                    x[u][c][p] = load_rows(rows + p * plane + (u64)row * width + at * 32, width,
+                                           count > row ? count - row : 0);
+                }
         }
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u) {
+            if (step + u >= last) break;
+#pragma unroll
+            for (int p = PLANES - 1; p >= 0; --p)
+#pragma unroll
+                for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) multiply(sums[t][c], w[u][t], x[u][c][p]);
+        }
+    }
+}
+
+// The sums of this block's tiles, complete in the waves that are first along k.
+template <int COLUMNS>
+DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
+    SHARED float scratch[FEW_K - 1][FEW_M][FEW_TILES * COLUMNS * ELEMENTS * 32];
+    u32 wave = thread_x() / 32, m = wave % FEW_M, k = wave / FEW_M;
+    u32 steps = a.w_planes * a.width / 32, parts = FEW_K * a.splits, part = FEW_K * block_y() + k;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) sums[t][c][i] = 0;
+    accumulate<COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * part / parts, steps * (part + 1) / parts);
+    if (k > 0) {
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i)
+                    scratch[k - 1][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()] = sums[t][c][i];
+    }
+    barrier();
+    if (k > 0) return;
+#pragma unroll
+    for (int other = 0; other < FEW_K - 1; ++other)
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i)
+                    sums[t][c][i] += scratch[other][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()];
+}
+
+template <int COLUMNS>
+DEVICE void few(const Few &a) {
+    Sums sums[FEW_TILES][COLUMNS];
+    u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES;
+    u64 stride = (u64)a.w_planes * a.width;
+    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 16 * stride, stride, 8 * stride, 16 * stride}, sums);
+    if (wave >= FEW_M) return;
+    float *out = (float *)a.out + (u64)block_y() * a.rows * a.outputs;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) {
+                u32 row = c * TILE_ROWS + tile_n(i);
+                if (row < a.rows) out[(u64)row * a.outputs + (tile + t) * 16 + tile_m(i)] = sums[t][c][i];
+            }
 }
 
 // Eight gates and their eight ups are one tile of outputs; silu(gate) * up goes on as planes.
-template <int TILES>
+template <int COLUMNS>
 DEVICE void gated(const Few &a) {
-    SHARED float scratch[FEW_TILES][ELEMENTS * TILES * 32];
-    Sums sums[TILES];
-    tile_sums<TILES>(a, sums, scratch);
-    u32 wave = thread_x() / 32;
-    if (wave % 2) return;
-    u32 tile = block_x() * FEW_TILES + wave / 2;
-    for (u32 t = 0; t < TILES; ++t)
-        for (u32 i = 0; i < ELEMENTS / 2; ++i) {
-            u32 row = t * TILE_ROWS + tile_n(i), m = tile_m(i), column = tile * 8 + m;
-            if (row >= a.rows || column >= a.out_width) continue;
-            float gate = sums[t][i], up = sums[t][i + ELEMENTS / 2];
-            if (a.bias) gate += a.bias[tile * 16 + m], up += a.bias[tile * 16 + m + 8];
-            float value = gate / (1.0f + exp2(gate * -1.44269504f)) * up;
-            store_planes((u16 *)a.out, (u64)MAX_ROWS * a.out_width, (u64)row * a.out_width + column, value);
-        }
+    Sums sums[FEW_TILES][COLUMNS];
+    u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES, half = a.outputs / 2;
+    u64 stride = (u64)a.w_planes * a.width;
+    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 8 * stride, stride, half * stride, 8 * stride}, sums);
+    if (wave >= FEW_M) return;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS / 2; ++i) {
+                u32 row = c * TILE_ROWS + tile_n(i), column = (tile + t) * 8 + tile_m(i);
+                if (row >= a.rows || column >= a.out_width) continue;
+                float gate = sums[t][c][i], up = sums[t][c][i + ELEMENTS / 2];
+                if (a.bias) gate += a.bias[column], up += a.bias[half + column];
+                float value = gate / (1.0f + exp2(gate * -1.44269504f)) * up;
+                store_planes((u16 *)a.out, (u64)MAX_ROWS * a.out_width, (u64)row * a.out_width + column, value);
+            }
 }
 
-KERNEL THREADS(FEW_THREADS) void few_8(Few a) { few<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
-KERNEL THREADS(FEW_THREADS) void few_16(Few a) { few<16 / TILE_ROWS>(a); }
-KERNEL THREADS(FEW_THREADS) void gated_8(Few a) { gated<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
-KERNEL THREADS(FEW_THREADS) void gated_16(Few a) { gated<16 / TILE_ROWS>(a); }
+// Up to 8 rows and up to 16. Where a tile has 16 rows anyway they are the same.
+KERNEL THREADS(FEW_THREADS, FEW_BLOCKS) void few_8(Few a) { few<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
+KERNEL THREADS(FEW_THREADS, 1) void few_16(Few a) { few<16 / TILE_ROWS>(a); }
+KERNEL THREADS(FEW_THREADS, FEW_BLOCKS) void gated_8(Few a) { gated<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
+KERNEL THREADS(FEW_THREADS, 1) void gated_16(Few a) { gated<16 / TILE_ROWS>(a); }
 
-// ---- rotary embedding, and the cache ------------------------------------------------------------
+// ---- rotary embedding, and the cache --------------------------------------------------------------
 
 struct Rotate {
     const float *partial;  // [splits, rows, partial_width]: q heads, k heads, v heads
@@ -203,30 +313,31 @@ struct Rotate {
     const float *k_norm;   // [head_dim] or null
     const float *cosines;  // [context, head_dim / 2]
     const float *sines;    // [context, head_dim / 2]
-    float *q;              // [rows, heads * head_dim], times `scale`
-    float *keys, *values;  // [kv_heads, context, head_dim]
+    float *q;              // [rows, heads, head_dim], times `scale`
+    float *keys, *values;  // [context, kv_heads, head_dim]
     const u32 *start;      // position of the first row
-    u32 heads, kv_heads, head_dim, context, splits, rows, partial_width;
+    u32 heads, kv_heads, head_dim, splits, rows, partial_width;
     float epsilon, scale;
 };
-KERNEL THREADS(128) void rotate(Rotate a) {
+KERNEL THREADS(128, 1) void rotate(Rotate a) {
     SHARED float scratch[4];
     u32 row = block_x(), head = block_y(), half = a.head_dim / 2, i = thread_x();
     u32 position = *a.start + row;
     bool is_query = head < a.heads, is_key = !is_query && head < a.heads + a.kv_heads;
     float low = 0, high = 0;
     if (i < half) {
-        u64 at = (u64)row * a.partial_width + head * a.head_dim + i;
+        const float *at = a.partial + (u64)row * a.partial_width + head * a.head_dim + i;
         u64 split_stride = (u64)a.rows * a.partial_width;
+#pragma unroll 8
         for (u32 split = 0; split < a.splits; ++split) {
-            low += a.partial[split * split_stride + at];
-            high += a.partial[split * split_stride + at + half];
+            low += at[split * split_stride];
+            high += at[split * split_stride + half];
         }
         if (a.bias) low += a.bias[head * a.head_dim + i], high += a.bias[head * a.head_dim + i + half];
     }
     const float *weight = is_query ? a.q_norm : is_key ? a.k_norm : 0;
     if (weight) {
-        float scale = rsqrt(block_sum(low * low + high * high, scratch, 4) / (float)a.head_dim + a.epsilon);
+        float scale = rsqrt(block_sum(low * low + high * high, scratch, 128) / (float)a.head_dim + a.epsilon);
         if (i < half) low *= scale * weight[i], high *= scale * weight[i + half];
     }
     if (i >= half) return;
@@ -242,54 +353,69 @@ KERNEL THREADS(128) void rotate(Rotate a) {
         low *= a.scale, high *= a.scale;
     } else {
         u32 kv = (head - a.heads) % a.kv_heads;
-        to = (is_key ? a.keys : a.values) + ((u64)kv * a.context + position) * a.head_dim;
+        to = (is_key ? a.keys : a.values) + ((u64)position * a.kv_heads + kv) * a.head_dim;
     }
     to[i] = low;
     to[i + half] = high;
 }
 
-// ---- attention of few rows over the cache -------------------------------------------------------
+// ---- attention of few rows over the cache ---------------------------------------------------------
 
 struct Attend {
-    const float *q;             // [rows, heads * head_dim], scaled by log2(e) / sqrt(head_dim)
-    const float *keys, *values; // [kv_heads, context, head_dim]
+    const float *q;             // [rows, heads, head_dim], scaled by log2(e) / sqrt(head_dim)
+    const float *keys, *values; // [context, kv_heads, head_dim]
     float *sums;                // [rows, heads, chunks, head_dim]: of weights times values
     float *stats;               // [rows, heads, chunks, 2]: maximum score, sum of weights
-    u16 *planes;                // [PLANES, MAX_ROWS, heads * head_dim]
-    const u32 *start;
-    u32 heads, kv_heads, head_dim, context, chunks, width;
+    u16 *planes;                // [PLANES, MAX_ROWS, width], width at least heads * head_dim
+    const u32 *start;           // position of the first row
+    u32 heads, kv_heads, head_dim, chunks, width;
 };
 
-// One block: one row, one key/value head, one chunk of positions, all query heads of that head.
-KERNEL THREADS(256) void attend(Attend a) {
-    SHARED float q[GROUP * 256];
+// One block: one row, one key/value head, one chunk of positions, all query heads of that head. Four values of
+// a head a lane. With one chunk the result is final, else `merge` puts the chunks together.
+KERNEL THREADS(256, 1) void attend(Attend a) {
+    SHARED f32x4 q[GROUP * 64];
     SHARED float scores[GROUP][CHUNK];
-    SHARED float sums[256 * GROUP];
+    SHARED f32x4 sums[GROUP][256];
+    SHARED float totals[GROUP];
     u32 kv = block_x(), chunk = block_y(), row = block_z(), t = thread_x(), wave = t / 32;
     u32 position = *a.start + row, from = chunk * CHUNK;
     if (from > position) return;
-    u32 count = min_of(position + 1 - from, CHUNK), dim = a.head_dim, group = a.heads / a.kv_heads;
-    const float *keys = a.keys + ((u64)kv * a.context + from) * dim;
-    const float *values = a.values + ((u64)kv * a.context + from) * dim;
+    u32 count = min_of(position + 1 - from, CHUNK), quads = a.head_dim / 4, group = a.heads / a.kv_heads;
+    u64 stride = (u64)a.kv_heads * quads;
+    const f32x4 *keys = (const f32x4 *)a.keys + from * stride + kv * quads;
+    const f32x4 *values = (const f32x4 *)a.values + from * stride + kv * quads;
     for (u32 base = 0; base < group; base += GROUP) {
         u32 heads = min_of(group - base, GROUP);
         u64 first = (u64)row * a.heads + kv * group + base;
         barrier();
-        for (u32 i = t; i < heads * dim; i += 256) q[i] = a.q[first * dim + i];
+        for (u32 i = t; i < heads * quads; i += 256) q[i] = ((const f32x4 *)a.q)[first * quads + i];
         barrier();
-        for (u32 p = wave; p < count; p += 8) {
-            float dot[GROUP] = {};
-            for (u32 d = lane(); d < dim; d += 32) {
-                float key = keys[(u64)p * dim + d];
+        // Four positions at once, so that their loads overlap; behind the end the last one comes again.
+        for (u32 begin = wave; begin < count; begin += 32) {
+            float dots[4][GROUP] = {};
+            for (u32 d = lane(); d < quads; d += 32) {
+                f32x4 key[4];
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) key[j] = keys[min_of(begin + 8 * j, count - 1) * stride + d];
 #pragma unroll
                 for (u32 h = 0; h < GROUP; ++h)
-                    if (h < heads) dot[h] += key * q[h * dim + d];
+                    if (h < heads) {
+                        f32x4 query = q[h * quads + d];
+#pragma unroll
+                        for (u32 j = 0; j < 4; ++j)
+                            dots[j][h] += key[j].x * query.x + key[j].y * query.y + key[j].z * query.z +
+                                          key[j].w * query.w;
+                    }
             }
 #pragma unroll
             for (u32 h = 0; h < GROUP; ++h)
                 if (h < heads) {
-                    float score = wave_sum(dot[h]);
-                    if (lane() == 0) scores[h][p] = score;
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        float score = wave_sum(dots[j][h]);
+                        if (lane() == 0 && begin + 8 * j < count) scores[h][begin + 8 * j] = score;
+                    }
                 }
         }
         barrier();
@@ -305,75 +431,148 @@ KERNEL THREADS(256) void attend(Attend a) {
             }
             total = wave_sum(total);
             if (lane() == 0) {
-                float *stats = a.stats + ((first + wave) * a.chunks + chunk) * 2;
-                stats[0] = top, stats[1] = total;
+                totals[wave] = total;
+                if (a.chunks > 1) {
+                    float *stats = a.stats + ((first + wave) * a.chunks + chunk) * 2;
+                    stats[0] = top, stats[1] = total;
+                }
             }
         }
         barrier();
-        u32 parts = 256 / dim, part = t / dim, d = t % dim;
+        u32 parts = 256 / quads, part = t / quads, d = t % quads;
         if (part < parts) {
-            float sum[GROUP] = {};
+            f32x4 sum[GROUP] = {};
+#pragma unroll 4
             for (u32 p = part; p < count; p += parts) {
-                float value = values[(u64)p * dim + d];
+                f32x4 value = values[p * stride + d];
 #pragma unroll
                 for (u32 h = 0; h < GROUP; ++h)
                     if (h < heads) sum[h] += scores[h][p] * value;
             }
 #pragma unroll
-            for (u32 h = 0; h < GROUP; ++h) sums[h * 256 + t] = sum[h];
+            for (u32 h = 0; h < GROUP; ++h)
+                if (h < heads) sums[h][t] = sum[h];
         }
         barrier();
-        for (u32 i = t; i < heads * dim; i += 256) {
-            u32 h = i / dim, d = i % dim;
-            float sum = 0;
-            for (u32 p = 0; p < parts; ++p) sum += sums[h * 256 + p * dim + d];
-            a.sums[((first + h) * a.chunks + chunk) * dim + d] = sum;
+        for (u32 i = t; i < heads * quads; i += 256) {
+            u32 h = i / quads, d = i % quads;
+            f32x4 sum = {0, 0, 0, 0};
+            for (u32 p = 0; p < parts; ++p) sum += sums[h][p * quads + d];
+            if (a.chunks > 1) {
+                ((f32x4 *)a.sums)[((first + h) * a.chunks + chunk) * quads + d] = sum;
+            } else {
+                u64 at = (u64)row * a.width + ((kv * group + base + h) * quads + d) * 4;
+                store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[h]);
+            }
         }
     }
 }
 
 // Puts the chunks of one row and head together, in order.
-KERNEL THREADS(128) void merge(Attend a) {
-    u32 row = block_x(), head = block_y(), used = (*a.start + row) / CHUNK + 1;
+KERNEL THREADS(64, 1) void merge(Attend a) {
+    u32 row = block_x(), head = block_y(), used = (*a.start + row) / CHUNK + 1, quads = a.head_dim / 4;
     u64 first = (u64)row * a.heads + head;
     const float *stats = a.stats + first * a.chunks * 2;
     float top = -3.0e38f, total = 0;
+#pragma unroll 4
     for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[2 * chunk]);
-    for (u32 chunk = 0; chunk < used; ++chunk) total += stats[2 * chunk + 1] * exp2(stats[2 * chunk] - top);
-    for (u32 d = thread_x(); d < a.head_dim; d += 128) {
-        float sum = 0;
-        for (u32 chunk = 0; chunk < used; ++chunk)
-            sum += a.sums[(first * a.chunks + chunk) * a.head_dim + d] * exp2(stats[2 * chunk] - top);
-        store_planes(a.planes, (u64)MAX_ROWS * a.width, (u64)row * a.width + head * a.head_dim + d, sum / total);
+    for (u32 d = thread_x(); d < quads; d += 64) {
+        f32x4 sum = {0, 0, 0, 0};
+        total = 0;
+#pragma unroll 4
+        for (u32 chunk = 0; chunk < used; ++chunk) {
+            float share = exp2(stats[2 * chunk] - top);
+            total += stats[2 * chunk + 1] * share;
+            sum += ((const f32x4 *)a.sums)[(first * a.chunks + chunk) * quads + d] * share;
+        }
+        u64 at = (u64)row * a.width + (head * quads + d) * 4;
+        store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / total);
     }
 }
 
-// ---- choosing ------------------------------------------------------------------------------------
+// ---- choosing -------------------------------------------------------------------------------------
 
-// tokens[row] = the id of the largest logit, the lowest on a tie. NaN never wins.
-struct Argmax {
-    const float *logits; // [rows, stride]
-    u32 *tokens;
-    u32 vocab, stride;
-};
-KERNEL THREADS(1024) void argmax(Argmax a) {
+// A larger logit, or the same at a lower id. NaN never wins.
+DEVICE void prefer(float &top, u32 &id, float other, u32 other_id) {
+    if (other > top || (other == top && other_id < id)) top = other, id = other_id;
+}
+
+// The best of a block of `threads` threads, in every thread of the first wave.
+DEVICE void block_best(float &top, u32 &id, u32 threads) {
     SHARED float tops[32];
     SHARED u32 ids[32];
-    const float *logits = a.logits + (u64)block_x() * a.stride;
-    float top = -__builtin_inff();
-    u32 id = 0xffffffff;
-    for (u32 i = thread_x(); i < a.vocab; i += 1024)
-        if (logits[i] > top) top = logits[i], id = i;
     for (u32 round = 0; round < 2; ++round) {
         for (u32 mask = 16; mask; mask >>= 1) {
             float other = other_lane(top, mask);
             u32 other_id = __builtin_bit_cast(u32, other_lane(__builtin_bit_cast(float, id), mask));
-            if (other > top || (other == top && other_id < id)) top = other, id = other_id;
+            prefer(top, id, other, other_id);
         }
         if (round) break;
         if (lane() == 0) tops[thread_x() / 32] = top, ids[thread_x() / 32] = id;
         barrier();
-        top = tops[lane()], id = ids[lane()];
+        bool real = lane() < threads / 32;
+        top = real ? tops[lane()] : -__builtin_inff();
+        id = real ? ids[lane()] : 0xffffffff;
     }
-    if (thread_x() == 0) a.tokens[block_x()] = id == 0xffffffff ? 0 : id;
 }
+
+// tokens[row] = the id of the row's largest logit, the lowest on a tie. Each of `parts` blocks a row takes its
+// share of the ids; with more than one, `choose` has the last word.
+struct Argmax {
+    const float *logits; // [rows, stride]
+    u32 *tokens;         // [rows]
+    float *tops;         // [rows, parts]
+    u32 *ids;            // [rows, parts]
+    u32 vocab, stride, parts;
+};
+KERNEL THREADS(1024, 1) void argmax(Argmax a) {
+    u32 row = block_x(), part = block_y(), id = 0xffffffff;
+    u32 first = (u64)a.vocab * part / a.parts, last = (u64)a.vocab * (part + 1) / a.parts;
+    const float *logits = a.logits + (u64)row * a.stride;
+    float top = -__builtin_inff();
+#pragma unroll 4
+    for (u32 i = first + thread_x(); i < last; i += 1024) prefer(top, id, logits[i], i);
+    block_best(top, id, 1024);
+    if (thread_x()) return;
+    if (a.parts > 1) {
+        a.tops[row * a.parts + part] = top, a.ids[row * a.parts + part] = id;
+    } else {
+        a.tokens[row] = id == 0xffffffff ? 0 : id;
+    }
+}
+KERNEL THREADS(32, 1) void choose(Argmax a) {
+    u32 row = block_x(), id = 0xffffffff;
+    float top = -__builtin_inff();
+    for (u32 part = thread_x(); part < a.parts; part += 32)
+        prefer(top, id, a.tops[row * a.parts + part], a.ids[row * a.parts + part]);
+    block_best(top, id, 32);
+    if (thread_x() == 0) a.tokens[row] = id == 0xffffffff ? 0 : id;
+}
+
+// ---- for the host's tests -------------------------------------------------------------------------
+
+// Offset and size of each field, so that the host's structs can be compared with these.
+#define FIELD(s, f) (u32) __builtin_offsetof(s, f), (u32)sizeof(((s *)0)->f)
+#define LAYOUT(s, ...) extern "C" __attribute__((constant, used)) const u32 layout_##s[] = {__VA_ARGS__};
+#define F(f) FIELD(S, f)
+#define S Embed
+LAYOUT(Embed, F(x), F(tokens), F(table), F(width), F(w_planes))
+#undef S
+#define S Norm
+LAYOUT(Norm, F(x), F(partial), F(bias), F(weight), F(planes), F(hidden), F(width), F(partial_width), F(splits), F(rows),
+       F(first), F(threads), F(dense), F(epsilon))
+#undef S
+#define S Few
+LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
+#undef S
+#define S Rotate
+LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(q), F(keys), F(values), F(start),
+       F(heads), F(kv_heads), F(head_dim), F(splits), F(rows), F(partial_width), F(epsilon), F(scale))
+#undef S
+#define S Attend
+LAYOUT(Attend, F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(start), F(heads), F(kv_heads), F(head_dim),
+       F(chunks), F(width))
+#undef S
+#define S Argmax
+LAYOUT(Argmax, F(logits), F(tokens), F(tops), F(ids), F(vocab), F(stride), F(parts))
+#undef S

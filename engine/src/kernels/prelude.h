@@ -13,16 +13,18 @@ typedef unsigned long long u64;
 #define KERNEL extern "C" __attribute__((global))
 #define DEVICE static __attribute__((device)) inline __attribute__((always_inline))
 #define SHARED __attribute__((shared))
-// At most this many threads a block, for register allocation.
+// At most this many threads a block, and this many blocks that a compute unit should hold at once: both bound
+// the registers that a thread may take.
 #if defined(__AMDGCN__)
-#define THREADS(n) __attribute__((amdgpu_flat_work_group_size(n, n)))
+#define THREADS(n, blocks) __attribute__((amdgpu_flat_work_group_size(32, n)))
 #else
-#define THREADS(n) __attribute__((launch_bounds(n, 1)))
+#define THREADS(n, blocks) __attribute__((launch_bounds(n, blocks)))
 #endif
 
 // Sixteen bytes that a lane loads at once.
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef u16 u16x4 __attribute__((ext_vector_type(4)));
 
 #if defined(__AMDGCN__)
 
@@ -44,6 +46,8 @@ DEVICE float other_lane(float value, u32 mask) {
     int got = __builtin_amdgcn_ds_bpermute((int)((lane ^ mask) * 4), __builtin_bit_cast(int, value));
     return __builtin_bit_cast(float, got);
 }
+// Sixteen bytes that are read once: they should not push out of the cache what is read again.
+DEVICE u32x4 load_once(const u32x4 *from) { return __builtin_nontemporal_load(from); }
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 
@@ -57,6 +61,14 @@ DEVICE void barrier() { __syncthreads(); }
 // The value of the lane whose number differs in the bits of `mask`.
 DEVICE float other_lane(float value, u32 mask) {
     return __nvvm_shfl_sync_bfly_f32(0xffffffff, value, (int)mask, 0x1f);
+}
+// Sixteen bytes that are read once: they should not push out of the cache what is read again.
+DEVICE u32x4 load_once(const u32x4 *from) {
+    u32x4 got;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
+        : "l"(from));
+    return got;
 }
 DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
@@ -107,10 +119,12 @@ DEVICE u32 lane() { return thread_x() & 31; }
 DEVICE u32 tile_m(u32 i) { return 2 * i + lane() / 16; }
 DEVICE u32 tile_n(u32) { return lane() % 16; }
 
-// `weights` points at the tile's first output, k of the step; outputs are `stride` values apart.
-DEVICE Fragment load_weights(const u16 *weights, u64 stride) {
-    const u32x4 *from = (const u32x4 *)(weights + (lane() % 16) * stride);
-    return Fragment{{from[0], from[1], from[2], from[3]}};
+// `weights` points at the tile's first output, k of the step. The next seven outputs are `stride` values apart,
+// the other eight lie `half` values behind them.
+DEVICE Fragment load_weights(const u16 *weights, u64 stride, u64 half) {
+    u32 m = lane() % 16;
+    const u32x4 *from = (const u32x4 *)(weights + (m % 8) * stride + (m / 8) * half);
+    return Fragment{{load_once(from), load_once(from + 1), load_once(from + 2), load_once(from + 3)}};
 }
 // `rows` points at the tile's first row, k of the step. Rows from `count` on are zero.
 DEVICE Fragment load_rows(const u16 *rows, u64 stride, u32 count) {
@@ -150,9 +164,9 @@ DEVICE u32 tile_m(u32 i) { return lane() / 4 + 8 * (i / 2); }
 DEVICE u32 tile_n(u32 i) { return 2 * (lane() % 4) + i % 2; }
 
 // A lane of a quad takes eight consecutive k of two outputs, 8 apart.
-DEVICE Weights load_weights(const u16 *weights, u64 stride) {
+DEVICE Weights load_weights(const u16 *weights, u64 stride, u64 half) {
     const u16 *from = weights + (lane() / 4) * stride + (lane() % 4) * 8;
-    return Weights{*(const u32x4 *)from, *(const u32x4 *)(from + 8 * stride)};
+    return Weights{load_once((const u32x4 *)from), load_once((const u32x4 *)(from + half))};
 }
 DEVICE Rows load_rows(const u16 *rows, u64 stride, u32 count) {
     u32 n = lane() / 4;
@@ -162,7 +176,7 @@ DEVICE Rows load_rows(const u16 *rows, u64 stride, u32 count) {
 DEVICE void multiply(Sums &sums, const Weights &weights, const Rows &rows) {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
                      : "r"(weights.upper[2 * step]), "r"(weights.lower[2 * step]), "r"(weights.upper[2 * step + 1]),
                        "r"(weights.lower[2 * step + 1]), "r"(rows.all[2 * step]), "r"(rows.all[2 * step + 1]));
