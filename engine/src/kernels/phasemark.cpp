@@ -156,8 +156,20 @@ struct Few {
     const u16 *planes;  // [PLANES, MAX_ROWS, width]
     const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
     const float *bias;  // gated only: [outputs] or null
+    const u8 *ahead;    // weights that are read next: this many bytes of them, a line every so many bytes
+    u32 ahead_bytes, ahead_line;
     u32 outputs, width, w_planes, rows, splits, out_width;
 };
+
+// A matrix is read at the memory's full rate, and between two of them come small kernels that leave it idle. So
+// every block asks for its share of the next matrix as it ends.
+DEVICE void ask_for_next(const Few &a) {
+    u64 blocks = (u64)(a.outputs / FEW_OUTPUTS) * a.splits;
+    u64 block = (u64)block_y() * (a.outputs / FEW_OUTPUTS) + block_x();
+    for (u64 at = (block * FEW_THREADS + thread_x()) * a.ahead_line; at < a.ahead_bytes;
+         at += blocks * FEW_THREADS * a.ahead_line)
+        ask_ahead(a.ahead + at);
+}
 
 // Where a wave's weights are.
 struct Strip {
@@ -176,7 +188,7 @@ DEVICE void load_steps(Weights (*w)[FEW_TILES], const Strip &strip, u32 step, u3
         }
 }
 
-// Adds to `sums` the products of steps `first..last` of k. `columns` tiles of rows, `count` of the rows real.
+// Adds to `sums` the products of steps `first..last` of k. COLUMNS tiles of rows, `count` of the rows real.
 template <int COLUMNS>
 DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *rows, u32 width, u32 count, u32 first,
                        u32 last) {
@@ -208,6 +220,15 @@ DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *row
                                            count > row ? count - row : 0);
                 }
         }
+        // The matrix units cut what does not fit beside a large sum; a fresh sum for each few steps keeps f32's
+        // precision over a long k.
+        Sums part[FEW_TILES][COLUMNS];
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i) part[t][c][i] = 0;
 #pragma unroll
         for (int u = 0; u < FEW_UNROLL; ++u) {
             if (step + u >= last) break;
@@ -216,8 +237,12 @@ DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *row
 #pragma unroll
                 for (int t = 0; t < FEW_TILES; ++t)
 #pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c) multiply(sums[t][c], w[u][t], x[u][c][p]);
+                    for (int c = 0; c < COLUMNS; ++c) multiply(part[t][c], w[u][t], x[u][c][p]);
         }
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) sums[t][c] += part[t][c];
     }
 }
 
@@ -234,6 +259,7 @@ DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) sums[t][c][i] = 0;
     accumulate<COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * part / parts, steps * (part + 1) / parts);
+    ask_for_next(a);
     if (k > 0) {
 #pragma unroll
         for (int t = 0; t < FEW_TILES; ++t)
@@ -563,7 +589,7 @@ LAYOUT(Norm, F(x), F(partial), F(bias), F(weight), F(planes), F(hidden), F(width
        F(first), F(threads), F(dense), F(epsilon))
 #undef S
 #define S Few
-LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
+LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(ahead), F(ahead_bytes), F(ahead_line), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
 #undef S
 #define S Rotate
 LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(q), F(keys), F(values), F(start),

@@ -48,6 +48,8 @@ DEVICE float other_lane(float value, u32 mask) {
 }
 // Sixteen bytes that are read once: they should not push out of the cache what is read again.
 DEVICE u32x4 load_once(const u32x4 *from) { return __builtin_nontemporal_load(from); }
+// Asks for a line of memory that will be read soon. Not on this processor.
+DEVICE void ask_ahead(const void *) {}
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 
@@ -70,6 +72,8 @@ DEVICE u32x4 load_once(const u32x4 *from) {
         : "l"(from));
     return got;
 }
+// Asks for a line of memory that will be read soon.
+DEVICE void ask_ahead(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
 

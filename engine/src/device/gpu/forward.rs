@@ -172,6 +172,21 @@ fn splits(matrix: &Matrix) -> usize {
     (BUSY / blocks.max(1)).min(matrix.steps() / (2 * FEW_K)).clamp(1, MOST_SPLITS)
 }
 
+/// What to ask for of the matrix that is read next.
+fn ahead(next: Option<&Matrix>) -> (u64, u32) {
+    next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD()) as u32))
+}
+#[allow(non_snake_case)]
+fn AHEAD() -> usize {
+    static N: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *N.get_or_init(|| std::env::var("AHEAD").ok().and_then(|v| v.parse().ok()).unwrap_or(8) << 20)
+}
+#[allow(non_snake_case)]
+fn AHEAD_LINE() -> u32 {
+    static N: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *N.get_or_init(|| std::env::var("AHEAD_LINE").ok().and_then(|v| v.parse().ok()).unwrap_or(128))
+}
+
 impl Layer {
     fn upload(driver: &Arc<dyn Driver>, on: Handle, weights: &LayerWeights<'_>) -> Result<Self, DeviceError> {
         let matrix = |linear: &Linear<'_>, inputs| {
@@ -287,7 +302,8 @@ impl Model {
         let mut waiting = Waiting::default();
         for (number, layer) in self.layers.iter().enumerate() {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
-            waiting = self.layer(layer, waiting, steps, buffers, keys, on)?;
+            let next = self.layers.get(number + 1).map(|layer| &layer.qkv);
+            waiting = self.layer(layer, next.or(self.head_weights()), waiting, steps, buffers, keys, on)?;
         }
         match &steps.out {
             Out::Nothing => Ok(()),
@@ -307,6 +323,7 @@ impl Model {
     fn layer(
         &self,
         layer: &Layer,
+        next: Option<&Matrix>,
         waiting: Waiting,
         steps: &Steps,
         buffers: &Buffers,
@@ -316,7 +333,7 @@ impl Model {
         let Shape { heads, kv_heads, head_dim, attended, inner, epsilon, .. } = self.shape;
         let Steps { rows, chunks, .. } = *steps;
         self.norm(Some(&layer.input_norm), waiting, rows, 0..rows, buffers, on)?;
-        let splits = self.multiply(&layer.qkv, &buffers.normed, &buffers.partial, rows, on)?;
+        let splits = self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
         let values = keys + self.cache_bytes() as u64;
         let rotate = Rotate {
             partial: buffers.partial.at(),
@@ -358,15 +375,19 @@ impl Model {
         if chunks > 1 {
             self.kernels.launch(Kernel::Merge, [rows, heads, 1], 64, attend, on)?;
         }
-        let splits = self.multiply(&layer.o, &buffers.attended, &buffers.partial, rows, on)?;
+        let splits = self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
         let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
         self.norm(Some(&layer.post_norm), waiting, rows, 0..rows, buffers, on)?;
         let gate_up = &layer.gate_up;
+        let (ahead, ahead_bytes) = ahead(Some(&layer.down));
         let few = Few {
             out: buffers.gated.at(),
             planes: buffers.normed.at(),
             weights: gate_up.at(),
             bias: at(layer.gate_up_bias.as_ref()),
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE(),
             outputs: gate_up.outputs as u32,
             width: gate_up.width as u32,
             w_planes: gate_up.planes as u32,
@@ -377,7 +398,7 @@ impl Model {
         let kernel = if rows <= 8 { Kernel::Gated8 } else { Kernel::Gated16 };
         let blocks = [gate_up.outputs / FEW_OUTPUTS, 1, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)?;
-        let splits = self.multiply(&layer.down, &buffers.gated, &buffers.partial, rows, on)?;
+        let splits = self.multiply(&layer.down, next, &buffers.gated, &buffers.partial, rows, on)?;
         Ok(Waiting { splits, width: layer.down.outputs, bias: at(layer.down_bias.as_ref()) })
     }
 
@@ -395,7 +416,7 @@ impl Model {
         };
         let count = wanted.len();
         self.norm(Some(&head.norm), waiting, rows, wanted, buffers, on)?;
-        self.few_rows(weights, &buffers.normed, &buffers.logits, count, 1, on)?;
+        self.few_rows(weights, None, &buffers.normed, &buffers.logits, count, 1, on)?;
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
             logits: buffers.logits.at(),
@@ -448,30 +469,36 @@ impl Model {
     fn multiply(
         &self,
         matrix: &Matrix,
+        next: Option<&Matrix>,
         planes: &Buffer,
         out: &Buffer,
         rows: usize,
         on: Handle,
     ) -> Result<usize, DeviceError> {
         let splits = splits(matrix);
-        self.few_rows(matrix, planes, out, rows, splits, on)?;
+        self.few_rows(matrix, next, planes, out, rows, splits, on)?;
         Ok(splits)
     }
 
     fn few_rows(
         &self,
         matrix: &Matrix,
+        next: Option<&Matrix>,
         planes: &Buffer,
         out: &Buffer,
         rows: usize,
         splits: usize,
         on: Handle,
     ) -> Result<(), DeviceError> {
+        let (ahead, ahead_bytes) = ahead(next);
         let few = Few {
             out: out.at(),
             planes: planes.at(),
             weights: matrix.at(),
             bias: 0,
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE(),
             outputs: matrix.outputs as u32,
             width: matrix.width as u32,
             w_planes: matrix.planes as u32,

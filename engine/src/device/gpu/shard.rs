@@ -142,8 +142,9 @@ impl GpuShard {
         // Powers of two, so that few graphs serve all lengths; chunks behind the end have nothing to do.
         let chunks = (start + rows).div_ceil(CHUNK).next_power_of_two();
         let steps = Steps { rows, chunks, out };
-        self.replay(&steps)?;
-        self.stream.synchronise()?;
+        let done = self.replay(&steps);
+        // Also after a failure: what is under way must not meet the next pass's inputs.
+        done.and(self.stream.synchronise())?;
         match &steps.out {
             Out::Nothing => {}
             Out::Hidden => {

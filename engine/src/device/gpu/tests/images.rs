@@ -58,8 +58,12 @@ fn both_images_hold_the_same_kernels_with_the_hosts_arguments() {
 fn layout(name: &str) -> Vec<usize> {
     let start = format!("layout_{name}[");
     let line = ptx().lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("no layout of {name}"));
-    let values = line.split_once('{').unwrap().1.split_once('}').unwrap().0;
-    let bytes: Vec<u8> = values.split(',').map(|value| value.trim().parse().unwrap()).collect();
+    let (head, values) = line.split_once('{').unwrap();
+    let size = head.split_once(&start).unwrap().1.split_once(']').unwrap().0.parse().unwrap();
+    let values = values.split_once('}').unwrap().0;
+    let mut bytes: Vec<u8> = values.split(',').map(|value| value.trim().parse().unwrap()).collect();
+    // Zeros at the end are left out.
+    bytes.resize(size, 0);
     bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word) as usize).collect()
 }
 

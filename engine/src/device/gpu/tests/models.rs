@@ -165,3 +165,42 @@ fn speculative_output_is_target_only_output() {
     }
     eprintln!("{} prompts, {passes} target passes", prompts.len());
 }
+
+/// Milliseconds a pass takes, the median of many: `PHASEMARK_SPEED` names a model's folder.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn speed() {
+    let Some(dir) = std::env::var_os("PHASEMARK_SPEED") else { return };
+    let device = cuda::open(0).unwrap();
+    let checkpoint = Checkpoint::open(Path::new(&dir)).unwrap();
+    let began = std::time::Instant::now();
+    let mut shard = device.load(&checkpoint, part(&checkpoint, 2304)).unwrap();
+    eprintln!("loaded in {:.1} s", began.elapsed().as_secs_f64());
+    let vocab = checkpoint.config().vocab;
+    let tokens: Vec<u32> = (0..2048).map(|at| (at * 7919 + 13) % vocab as u32).collect();
+    let mut answer = Answer::default();
+    let mut time = |rows: usize, start: usize, path, times: usize| {
+        let mut took: Vec<f64> = (0..times)
+            .map(|_| {
+                shard.roll_back(start).unwrap();
+                let input = Input::Tokens(&tokens[..rows]);
+                let pass = Pass { input, start: shard.cached(), path, want: Want::Tokens(rows - 1..rows) };
+                let began = std::time::Instant::now();
+                shard.forward(&pass, &mut answer).unwrap();
+                began.elapsed().as_secs_f64() * 1e3
+            })
+            .collect();
+        took.sort_by(f64::total_cmp);
+        eprintln!(
+            "speed: {rows} rows behind {start}, {path:?}: median {:.3} ms, fastest {:.3}, of {times}",
+            took[times / 2],
+            took[0]
+        );
+    };
+    time(2048, 0, Kernels::Dense, 3);
+    for start in [10, 100, 1000, 2000] {
+        for rows in [1, 8, 16] {
+            time(rows, start, Kernels::Decode, 40);
+        }
+    }
+}
