@@ -117,6 +117,11 @@ pub trait Device {
     /// The device's ordinal on its host, for labels; 0 for the CPU.
     fn ordinal(&self) -> u32;
 
+    /// Whether [`Path::Dense`] keeps `f32`'s precision. Matrix units that take bf16 do not.
+    fn dense_is_exact(&self) -> bool {
+        true
+    }
+
     /// Loads `part` of `checkpoint`. Weights are read once, here.
     ///
     /// # Errors

@@ -516,6 +516,281 @@ KERNEL THREADS(64, 1) void merge(Attend a) {
     }
 }
 
+// ---- a matrix times many rows ----------------------------------------------------------------------
+//
+// Dense prefill: rows are bf16. A block computes DENSE_ROWS rows by DENSE_OUTPUTS outputs, 32 k at a time, from
+// shared memory that DENSE_STAGES copies fill in turn. Rows lie 64 bytes apart there; the four parts of a row
+// change places with the row, so that sixteen rows are read without two in one bank.
+
+#define DENSE_ROWS 128
+#define DENSE_THREADS 256
+#define DENSE_M 64                  // rows of a wave
+#define DENSE_N (DENSE_OUTPUTS / 4) // outputs of a wave
+#define DENSE_STAGE ((DENSE_ROWS + DENSE_OUTPUTS) * 32)
+
+struct Dense {
+    void *out;          // f32 [rows, outputs], or bf16 [rows, out_width] of gated rows
+    const u16 *x;       // [rows, width], rows allocated to a multiple of DENSE_ROWS
+    const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
+    const float *bias;  // gated only: [outputs] or null
+    u32 outputs, width, w_planes, rows, out_width;
+};
+
+DEVICE u16 *dense_at(u16 *stage, u32 row, u32 part) { return stage + row * 32 + (part ^ (row / 2 % 4)) * 8; }
+
+template <bool GATED>
+DEVICE void dense(const Dense &a) {
+    extern SHARED __attribute__((aligned(16))) u16 stages[];
+    u32 t = thread_x(), wave = t / 32, m0 = wave % 2 * DENSE_M, n0 = wave / 2 * DENSE_N;
+    u32 first_row = block_x() * DENSE_ROWS, steps = a.w_planes * a.width / 32, per_plane = a.width / 32;
+    u64 stride = (u64)a.w_planes * a.width;
+    // A thread copies the same part of every 64th row.
+    const u16 *x = a.x + (u64)(first_row + t / 4) * a.width + t % 4 * 8;
+    const u16 *weights[DENSE_OUTPUTS / 64];
+#pragma unroll
+    for (int i = 0; i < DENSE_OUTPUTS / 64; ++i) {
+        u32 n = t / 4 + 64 * i, output;
+        if (GATED) {
+            // A wave's outputs are gates and their ups, in halves.
+            u32 within = n % DENSE_N, half = within / (DENSE_N / 2);
+            u32 column = block_y() * (DENSE_OUTPUTS / 2) + n / DENSE_N * (DENSE_N / 2) + within % (DENSE_N / 2);
+            output = half * (a.outputs / 2) + min_of(column, a.outputs / 2 - 1);
+        } else {
+            output = min_of(block_y() * DENSE_OUTPUTS + n, a.outputs - 1);
+        }
+        weights[i] = a.weights + output * stride + t % 4 * 8;
+    }
+    auto copy = [&](u32 step) {
+        u16 *stage = stages + step % DENSE_STAGES * DENSE_STAGE;
+        u32 at = step;
+        if (at >= per_plane) at -= per_plane;
+        if (at >= per_plane) at -= per_plane;
+#pragma unroll
+        for (int i = 0; i < DENSE_ROWS / 64; ++i)
+            copy_later(dense_at(stage, t / 4 + 64 * i, t % 4), x + (u64)i * 64 * a.width + at * 32);
+#pragma unroll
+        for (int i = 0; i < DENSE_OUTPUTS / 64; ++i)
+            copy_later(dense_at(stage + DENSE_ROWS * 32, t / 4 + 64 * i, t % 4), weights[i] + (u64)step * 32);
+    };
+    Square sums[DENSE_M / 16][DENSE_N / 16];
+#pragma unroll
+    for (int m = 0; m < DENSE_M / 16; ++m)
+#pragma unroll
+        for (int n = 0; n < DENSE_N / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(sums[m][n], i) = 0;
+    for (u32 step = 0; step < DENSE_STAGES - 1; ++step) {
+        if (step < steps) copy(step);
+        copy_group();
+    }
+    for (u32 step = 0; step < steps; ++step) {
+        copy_wait<DENSE_STAGES - 2>();
+        barrier();
+        if (step + DENSE_STAGES - 1 < steps) copy(step + DENSE_STAGES - 1);
+        copy_group();
+        u16 *stage = stages + step % DENSE_STAGES * DENSE_STAGE;
+#pragma unroll
+        for (u32 k = 0; k < 4; k += 2) {
+            Tile rows[DENSE_M / 16];
+#pragma unroll
+            for (u32 m = 0; m < DENSE_M / 16; ++m)
+                rows[m] = load_tile([&](u32 row, u32 part) { return dense_at(stage, m0 + 16 * m + row, k + part); });
+#pragma unroll
+            for (u32 n = 0; n < DENSE_N / 16; ++n) {
+                Tile outputs = load_tile(
+                    [&](u32 row, u32 part) { return dense_at(stage + DENSE_ROWS * 32, n0 + 16 * n + row, k + part); });
+#pragma unroll
+                for (u32 m = 0; m < DENSE_M / 16; ++m) multiply(sums[m][n], rows[m], outputs);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 m = 0; m < DENSE_M / 16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < (GATED ? DENSE_N / 32 : DENSE_N / 16); ++n)
+#pragma unroll
+            for (u32 i = 0; i < 8; i += SUM_PAIR) {
+                u32 row = first_row + m0 + 16 * m + sum_m(i);
+                if (row >= a.rows) continue;
+                if (GATED) {
+                    u32 column = block_y() * (DENSE_OUTPUTS / 2) + n0 / 2 + 16 * n + sum_n(i);
+                    if (column >= a.out_width) continue;
+                    u16 values[SUM_PAIR];
+#pragma unroll
+                    for (int j = 0; j < SUM_PAIR; ++j) {
+                        float gate = sum_of(sums[m][n], i + j), up = sum_of(sums[m][n + DENSE_N / 32], i + j);
+                        if (a.bias) gate += a.bias[column + j], up += a.bias[a.outputs / 2 + column + j];
+                        values[j] = to_bf16(gate / (1.0f + exp2(gate * -1.44269504f)) * up);
+                    }
+                    u16 *to = (u16 *)a.out + (u64)row * a.out_width + column;
+                    if (SUM_PAIR == 2) *(u32 *)to = values[0] | (u32)values[SUM_PAIR - 1] << 16;
+                    else *to = values[0];
+                } else {
+                    u32 output = block_y() * DENSE_OUTPUTS + n0 + 16 * n + sum_n(i);
+                    if (output >= a.outputs) continue;
+                    float *to = (float *)a.out + (u64)row * a.outputs + output;
+                    if (SUM_PAIR == 2) *(f32x2 *)to = f32x2{sum_of(sums[m][n], i), sum_of(sums[m][n], i + SUM_PAIR - 1)};
+                    else *to = sum_of(sums[m][n], i);
+                }
+            }
+}
+KERNEL THREADS(DENSE_THREADS, 1) void dense_rows(Dense a) { dense<false>(a); }
+KERNEL THREADS(DENSE_THREADS, 1) void dense_gated(Dense a) { dense<true>(a); }
+
+// ---- attention of many rows -------------------------------------------------------------------------
+//
+// A block takes FLASH_ROWS rows of one head, a wave sixteen of them, and walks over the cache by FLASH_KEYS
+// positions, keeping each row's maximum, sum and result so far. Widths are padded with zeros to 16 * TILES.
+
+#define FLASH_ROWS 128
+#define FLASH_KEYS 64
+// Rows in shared memory are padded, so that sixteen rows are read without two in one bank.
+#define FLASH_PAD 8
+
+struct Flash {
+    const float *q;             // [rows, heads, head_dim], scaled by log2(e) / sqrt(head_dim)
+    const float *keys, *values; // [context, kv_heads, head_dim]
+    u16 *out;                   // bf16 [rows, width]
+    u32 start, rows, heads, kv_heads, head_dim, width;
+};
+
+template <int TILES>
+DEVICE void flash(const Flash &a) {
+    constexpr u32 DIM = 16 * TILES, KEY = DIM + FLASH_PAD, SHARE = FLASH_KEYS + FLASH_PAD;
+    constexpr u32 SHARES = FLASH_ROWS * SHARE, KEYS = FLASH_KEYS * KEY;
+    // Keys, and once they were used the rows' shares.
+    SHARED __attribute__((aligned(16))) u16 keys[SHARES > KEYS ? SHARES : KEYS];
+    SHARED __attribute__((aligned(16))) u16 values[DIM * SHARE]; // turned over: [dim][position]
+    u32 t = thread_x(), wave = t / 32, head = block_y(), kv = head / (a.heads / a.kv_heads);
+    // The blocks with the longest way come first.
+    u32 last_block = (a.rows + FLASH_ROWS - 1) / FLASH_ROWS - 1;
+    u32 first = (last_block - block_x()) * FLASH_ROWS, count = min_of(a.rows - first, FLASH_ROWS);
+    Tile q[TILES];
+    // Queries come through the keys' room, sixty-four at a time.
+    for (u32 begin = 0; begin < FLASH_ROWS; begin += FLASH_KEYS) {
+        barrier();
+        for (u32 i = t; i < FLASH_KEYS * DIM / 4; i += 256) {
+            u32 row = i / (DIM / 4), d = i % (DIM / 4) * 4;
+            f32x4 value = {0, 0, 0, 0};
+            if (begin + row < count && d < a.head_dim)
+                value = *(const f32x4 *)(a.q + ((u64)(first + begin + row) * a.heads + head) * a.head_dim + d);
+            *(u16x4 *)(keys + row * KEY + d) =
+                u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
+        }
+        barrier();
+        if (wave * 16 / FLASH_KEYS * FLASH_KEYS == begin) {
+            u32 from = wave * 16 % FLASH_KEYS;
+#pragma unroll
+            for (u32 k = 0; k < TILES; ++k)
+                q[k] = load_tile([&](u32 row, u32 part) { return keys + (from + row) * KEY + 16 * k + 8 * part; });
+        }
+    }
+    Square out[TILES];
+    float top[SUM_ROWS], total[SUM_ROWS];
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum_of(out[n], i) = 0;
+#pragma unroll
+    for (int r = 0; r < SUM_ROWS; ++r) top[r] = -3.0e38f, total[r] = 0;
+    u32 end = a.start + first + count;
+    for (u32 from = 0; from < end; from += FLASH_KEYS) {
+        barrier();
+        for (u32 i = t; i < FLASH_KEYS * DIM / 4; i += 256) {
+            u32 p = i / (DIM / 4), d = i % (DIM / 4) * 4;
+            f32x4 key = {0, 0, 0, 0};
+            if (from + p < end && d < a.head_dim)
+                key = *(const f32x4 *)(a.keys + ((u64)(from + p) * a.kv_heads + kv) * a.head_dim + d);
+            *(u16x4 *)(keys + p * KEY + d) = u16x4{to_bf16(key.x), to_bf16(key.y), to_bf16(key.z), to_bf16(key.w)};
+        }
+        // Four positions of one of the head's values a thread: neighbours in the turned room.
+        for (u32 i = t; i < FLASH_KEYS / 4 * DIM; i += 256) {
+            u32 p = i / DIM * 4, d = i % DIM;
+            u16x4 turned = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j)
+                if (from + p + j < end && d < a.head_dim)
+                    turned[j] = to_bf16(a.values[((u64)(from + p + j) * a.kv_heads + kv) * a.head_dim + d]);
+            *(u16x4 *)(values + d * SHARE + p) = turned;
+        }
+        barrier();
+        Square scores[FLASH_KEYS / 16];
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(scores[n], i) = 0;
+#pragma unroll
+            for (u32 k = 0; k < TILES; ++k) {
+                Tile key =
+                    load_tile([&](u32 row, u32 part) { return keys + (16 * n + row) * KEY + 16 * k + 8 * part; });
+                multiply(scores[n], q[k], key);
+            }
+        }
+        barrier();
+        // A row sees the positions up to its own.
+        float now[SUM_ROWS], shrink[SUM_ROWS];
+#pragma unroll
+        for (int r = 0; r < SUM_ROWS; ++r) now[r] = top[r];
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float &score = sum_of(scores[n], i);
+                if (from + 16 * n + sum_n(i) > a.start + first + wave * 16 + sum_m(i)) score = -3.0e38f;
+                now[sum_row(i)] = max_of(now[sum_row(i)], score);
+            }
+#pragma unroll
+        for (int r = 0; r < SUM_ROWS; ++r) {
+#pragma unroll
+            for (u32 mask = SUM_LANES / 2; mask; mask >>= 1) now[r] = max_of(now[r], other_lane(now[r], mask));
+            shrink[r] = exp2(top[r] - now[r]);
+            top[r] = now[r];
+            total[r] *= shrink[r];
+        }
+        u16 *shares = keys + wave * 16 * SHARE;
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float share = exp2(sum_of(scores[n], i) - top[sum_row(i)]);
+                u16 bits = to_bf16(share);
+                total[sum_row(i)] += from_bf16(bits);
+                shares[sum_m(i) * SHARE + 16 * n + sum_n(i)] = bits;
+            }
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(out[n], i) *= shrink[sum_row(i)];
+        wave_barrier();
+#pragma unroll
+        for (u32 k = 0; k < FLASH_KEYS / 16; ++k) {
+            Tile share = load_tile([&](u32 row, u32 part) { return shares + row * SHARE + 16 * k + 8 * part; });
+#pragma unroll
+            for (u32 n = 0; n < TILES; ++n) {
+                Tile value =
+                    load_tile([&](u32 row, u32 part) { return values + (16 * n + row) * SHARE + 16 * k + 8 * part; });
+                multiply(out[n], share, value);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < SUM_ROWS; ++r)
+#pragma unroll
+        for (u32 mask = SUM_LANES / 2; mask; mask >>= 1) total[r] += other_lane(total[r], mask);
+#pragma unroll
+    for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            u32 row = wave * 16 + sum_m(i), d = 16 * n + sum_n(i);
+            if (row < count && d < a.head_dim)
+                a.out[(u64)(first + row) * a.width + head * a.head_dim + d] =
+                    to_bf16(sum_of(out[n], i) / total[sum_row(i)]);
+        }
+}
+KERNEL THREADS(256, 1) void flash_32(Flash a) { flash<2>(a); }
+KERNEL THREADS(256, 1) void flash_64(Flash a) { flash<4>(a); }
+KERNEL THREADS(256, 1) void flash_128(Flash a) { flash<8>(a); }
+
 // ---- choosing -------------------------------------------------------------------------------------
 
 // A larger logit, or the same at a lower id. NaN never wins.
@@ -598,6 +873,12 @@ LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), 
 #define S Attend
 LAYOUT(Attend, F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(start), F(heads), F(kv_heads), F(head_dim),
        F(chunks), F(width))
+#undef S
+#define S Dense
+LAYOUT(Dense, F(out), F(x), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(out_width))
+#undef S
+#define S Flash
+LAYOUT(Flash, F(q), F(keys), F(values), F(out), F(start), F(rows), F(heads), F(kv_heads), F(head_dim), F(width))
 #undef S
 #define S Argmax
 LAYOUT(Argmax, F(logits), F(tokens), F(tops), F(ids), F(vocab), F(stride), F(parts))

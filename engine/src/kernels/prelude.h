@@ -24,6 +24,7 @@ typedef unsigned long long u64;
 // Sixteen bytes that a lane loads at once.
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef u16 u16x4 __attribute__((ext_vector_type(4)));
 
 #if defined(__AMDGCN__)
@@ -39,6 +40,12 @@ DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// Among the lanes of one wave: what they wrote to shared memory is there for all of them.
+DEVICE void wave_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 // The value of the lane whose number differs in the bits of `mask`.
 DEVICE float other_lane(float value, u32 mask) {
@@ -60,6 +67,8 @@ DEVICE u32 block_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEVICE u32 block_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
 DEVICE u32 block_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
 DEVICE void barrier() { __syncthreads(); }
+// Among the lanes of one wave: what they wrote to shared memory is there for all of them.
+DEVICE void wave_barrier() { __nvvm_bar_warp_sync(0xffffffff); }
 // The value of the lane whose number differs in the bits of `mask`.
 DEVICE float other_lane(float value, u32 mask) {
     return __nvvm_shfl_sync_bfly_f32(0xffffffff, value, (int)mask, 0x1f);
@@ -151,6 +160,44 @@ DEVICE void multiply(Sums &sums, const Fragment &weights, const Fragment &rows) 
     }
 }
 
+// ---- a tile of 16 by 16 through shared memory ---------------------------------------------------
+//
+// For many rows: sums[m][n] += sum over 16 k of a[m][k] * b[n][k]. A lane holds eight sums; element i is
+// `sum_m(i)`, `sum_n(i)`. Lanes that hold the same m differ in the bits below `SUM_LANES`. SUM_PAIR elements
+// from an even one on are neighbours in n.
+
+#define SUM_LANES 16
+#define SUM_PAIR 1
+#define SUM_ROWS 8
+struct Tile {
+    u32x4 half[2];
+};
+struct Square {
+    f32x8 all;
+};
+DEVICE float &sum_of(Square &square, int i) { return ((float *)&square)[i]; }
+DEVICE u32 sum_m(u32 i) { return 2 * i + lane() / 16; }
+DEVICE u32 sum_n(u32) { return lane() % 16; }
+// Which of a lane's SUM_ROWS different m an element is of.
+DEVICE constexpr int sum_row(int i) { return i; }
+// `at(row, part)` is where the eight k from `8 * part` on of a row are, for 16 rows.
+template <class At>
+DEVICE Tile load_tile(At at) {
+    return Tile{{*(const u32x4 *)at(lane() % 16, 0), *(const u32x4 *)at(lane() % 16, 1)}};
+}
+DEVICE void multiply(Square &sums, const Tile &a, const Tile &b) {
+    sums.all = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(bf16x16, a), __builtin_bit_cast(bf16x16, b),
+                                                          sums.all);
+}
+// Sixteen bytes from memory to shared memory: at once here.
+DEVICE void copy_later(void *to, const void *from) { *(u32x4 *)to = *(const u32x4 *)from; }
+DEVICE void copy_group() {}
+template <int GROUPS>
+DEVICE void copy_wait() {}
+// Tiles of the dense kernels: outputs of a block, copies of the inputs in flight.
+#define DENSE_OUTPUTS 128
+#define DENSE_STAGES 2
+
 #else
 
 #define TILE_ROWS 8
@@ -186,5 +233,52 @@ DEVICE void multiply(Sums &sums, const Weights &weights, const Rows &rows) {
                        "r"(weights.lower[2 * step + 1]), "r"(rows.all[2 * step]), "r"(rows.all[2 * step + 1]));
     }
 }
+
+#define SUM_LANES 4
+#define SUM_PAIR 2
+#define SUM_ROWS 2
+struct Tile {
+    u32x4 all;
+};
+struct Square {
+    f32x4 left, right;
+};
+DEVICE float &sum_of(Square &square, int i) { return ((float *)&square)[i]; }
+DEVICE u32 sum_m(u32 i) { return lane() / 4 + 8 * (i % 4 / 2); }
+DEVICE u32 sum_n(u32 i) { return 8 * (i / 4) + 2 * (lane() % 4) + i % 2; }
+// Which of a lane's SUM_ROWS different m an element is of.
+DEVICE constexpr int sum_row(int i) { return i % 4 / 2; }
+DEVICE u32 shared_address(const void *at) { return (u32)(u64)(const __attribute__((address_space(3))) void *)at; }
+// `at(row, part)` is where the eight k from `8 * part` on of a row are, for 16 rows.
+template <class At>
+DEVICE Tile load_tile(At at) {
+    Tile tile;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(tile.all.x), "=r"(tile.all.y), "=r"(tile.all.z), "=r"(tile.all.w)
+                 : "r"(shared_address(at(lane() % 16, lane() / 16))));
+    return tile;
+}
+DEVICE void multiply(Square &sums, const Tile &a, const Tile &b) {
+#define HALF(sums, b0, b1)                                                                                             \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"   \
+        : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)                                                       \
+        : "r"(a.all.x), "r"(a.all.y), "r"(a.all.z), "r"(a.all.w), "r"(b0), "r"(b1))
+    HALF(sums.left, b.all.x, b.all.z);
+    HALF(sums.right, b.all.y, b.all.w);
+#undef HALF
+}
+// Sixteen bytes from memory to shared memory, later: a group is what was copied since the last `copy_group`.
+DEVICE void copy_later(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(to)), "l"(from) : "memory");
+}
+DEVICE void copy_group() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+// Waits until at most GROUPS groups are under way.
+template <int GROUPS>
+DEVICE void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
+}
+// Tiles of the dense kernels: outputs of a block, copies of the inputs in flight.
+#define DENSE_OUTPUTS 256
+#define DENSE_STAGES 4
 
 #endif

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::gpu::driver::{Driver, Handle, Launch, Memory};
+use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory};
 use super::gpu::{Gpu, NO_KERNELS, PTX_SM_86};
 use super::{Device, DeviceError};
 
@@ -153,6 +153,10 @@ impl Driver for Cuda {
 
     fn image(&self) -> &'static [u8] {
         PTX_SM_86.unwrap_or_default()
+    }
+
+    fn dense(&self) -> DenseTile {
+        DenseTile { outputs: 256, shared: 4 * (128 + 256) * 32 * 2 }
     }
 
     fn enter(&self) -> Result<(), DeviceError> {

@@ -32,6 +32,8 @@ pub(crate) trait Driver: Send + Sync {
     fn ordinal(&self) -> u32;
     /// The image of the kernels for this device.
     fn image(&self) -> &'static [u8];
+    /// The tiles of that image's dense kernels.
+    fn dense(&self) -> DenseTile;
     /// Makes the device the calling thread's. Everything below needs that.
     fn enter(&self) -> Result<(), DeviceError>;
     /// What the device has.
@@ -82,6 +84,15 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn launch_graph(&self, graph: Handle, on: Handle) -> Result<(), DeviceError>;
     /// Ends a graph.
     unsafe fn destroy_graph(&self, graph: Handle);
+}
+
+/// The tile of an image's dense kernels: `DENSE_OUTPUTS` and the room for `DENSE_STAGES` in `kernels/prelude.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DenseTile {
+    /// Outputs of a block.
+    pub(crate) outputs: u32,
+    /// Bytes of shared memory of a block.
+    pub(crate) shared: u32,
 }
 
 /// How many threads a kernel gets.

@@ -33,9 +33,9 @@ pub(super) struct Shape {
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
     /// Width of a row of attended values.
-    attended: usize,
+    pub(super) attended: usize,
     /// Width of a row of gated values.
-    inner: usize,
+    pub(super) inner: usize,
     pub(super) vocab: usize,
     epsilon: f32,
 }
@@ -73,23 +73,23 @@ impl Shape {
     }
 }
 
-struct Layer {
-    input_norm: Buffer,
-    qkv: Matrix,
-    qkv_bias: Option<Buffer>,
-    q_norm: Option<Buffer>,
-    k_norm: Option<Buffer>,
-    o: Matrix,
-    o_bias: Option<Buffer>,
-    post_norm: Buffer,
-    gate_up: Matrix,
-    gate_up_bias: Option<Buffer>,
-    down: Matrix,
-    down_bias: Option<Buffer>,
+pub(super) struct Layer {
+    pub(super) input_norm: Buffer,
+    pub(super) qkv: Matrix,
+    pub(super) qkv_bias: Option<Buffer>,
+    pub(super) q_norm: Option<Buffer>,
+    pub(super) k_norm: Option<Buffer>,
+    pub(super) o: Matrix,
+    pub(super) o_bias: Option<Buffer>,
+    pub(super) post_norm: Buffer,
+    pub(super) gate_up: Matrix,
+    pub(super) gate_up_bias: Option<Buffer>,
+    pub(super) down: Matrix,
+    pub(super) down_bias: Option<Buffer>,
 }
 
-struct Head {
-    norm: Buffer,
+pub(super) struct Head {
+    pub(super) norm: Buffer,
     /// `None`: the embedding.
     weights: Option<Matrix>,
 }
@@ -98,9 +98,9 @@ struct Head {
 pub(super) struct Model {
     pub(super) part: Part,
     pub(super) shape: Shape,
-    kernels: Arc<Kernels>,
-    embedding: Option<Matrix>,
-    layers: Vec<Layer>,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) embedding: Option<Matrix>,
+    pub(super) layers: Vec<Layer>,
     head: Option<Head>,
     cosines: Buffer,
     sines: Buffer,
@@ -127,7 +127,7 @@ pub(super) struct Buffers {
     pub(super) logits: Buffer,
     tops: Buffer,
     ids: Buffer,
-    tokens: Buffer,
+    pub(super) tokens: Buffer,
     pub(super) tokens_host: Pinned<u32>,
 }
 
@@ -153,15 +153,23 @@ pub(super) enum Out {
     Logits(Range<usize>),
 }
 
-/// The sums of the last matrix that wait to be added to the residual stream.
-#[derive(Clone, Copy, Default)]
-struct Waiting {
-    splits: usize,
-    width: usize,
-    bias: u64,
+/// Where a residual stream is, and sums that may be added to it.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) x: &'a Buffer,
+    pub(super) partial: &'a Buffer,
+    pub(super) rows: usize,
 }
 
-fn at(buffer: Option<&Buffer>) -> u64 {
+/// The sums of the last matrix that wait to be added to the residual stream.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Waiting {
+    pub(super) splits: usize,
+    pub(super) width: usize,
+    pub(super) bias: u64,
+}
+
+pub(super) fn at(buffer: Option<&Buffer>) -> u64 {
     buffer.map_or(0, Buffer::at)
 }
 
@@ -299,6 +307,7 @@ impl Model {
         } else {
             buffers.x_host.upload(&buffers.x, rows * width, on)?;
         }
+        let stream_rows = Rows { x: &buffers.x, partial: &buffers.partial, rows };
         let mut waiting = Waiting::default();
         for (number, layer) in self.layers.iter().enumerate() {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
@@ -309,12 +318,12 @@ impl Model {
             Out::Nothing => Ok(()),
             Out::Hidden => {
                 if waiting.splits > 0 {
-                    self.norm(None, waiting, rows, 0..rows, buffers, on)?;
+                    self.norm(None, waiting, stream_rows, 0..rows, (&buffers.normed, false), on)?;
                 }
                 buffers.x_host.download(&buffers.x, rows * width, on)
             }
             Out::Tokens(wanted) | Out::Logits(wanted) => {
-                self.leave(waiting, rows, wanted.clone(), buffers, on)?;
+                self.leave(waiting, stream_rows, wanted.clone(), buffers, on)?;
                 buffers.tokens_host.download(&buffers.tokens, wanted.len(), on)
             }
         }
@@ -330,33 +339,13 @@ impl Model {
         keys: u64,
         on: Handle,
     ) -> Result<Waiting, DeviceError> {
-        let Shape { heads, kv_heads, head_dim, attended, inner, epsilon, .. } = self.shape;
+        let Shape { heads, kv_heads, head_dim, attended, inner, .. } = self.shape;
+        let stream = Rows { x: &buffers.x, partial: &buffers.partial, rows: steps.rows };
         let Steps { rows, chunks, .. } = *steps;
-        self.norm(Some(&layer.input_norm), waiting, rows, 0..rows, buffers, on)?;
+        self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
         let splits = self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
         let values = keys + self.cache_bytes() as u64;
-        let rotate = Rotate {
-            partial: buffers.partial.at(),
-            bias: at(layer.qkv_bias.as_ref()),
-            q_norm: at(layer.q_norm.as_ref()),
-            k_norm: at(layer.k_norm.as_ref()),
-            cosines: self.cosines.at(),
-            sines: self.sines.at(),
-            q: buffers.q.at(),
-            keys,
-            values,
-            start: buffers.inputs.at(),
-            heads: heads as u32,
-            kv_heads: kv_heads as u32,
-            head_dim: head_dim as u32,
-            splits: splits as u32,
-            rows: rows as u32,
-            partial_width: layer.qkv.outputs as u32,
-            epsilon,
-            // Scores are powers of two, so that the softmax is `exp2`.
-            scale: std::f32::consts::LOG2_E / (head_dim as f32).sqrt(),
-        };
-        self.kernels.launch(Kernel::Rotate, [rows, heads + 2 * kv_heads, 1], 128, rotate, on)?;
+        self.rotate(layer, (&buffers.partial, splits), &buffers.q, &buffers.inputs, keys, rows, on)?;
         let attend = Attend {
             q: buffers.q.at(),
             keys,
@@ -377,7 +366,7 @@ impl Model {
         }
         let splits = self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
         let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
-        self.norm(Some(&layer.post_norm), waiting, rows, 0..rows, buffers, on)?;
+        self.norm(Some(&layer.post_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
         let gate_up = &layer.gate_up;
         let (ahead, ahead_bytes) = ahead(Some(&layer.down));
         let few = Few {
@@ -402,11 +391,11 @@ impl Model {
         Ok(Waiting { splits, width: layer.down.outputs, bias: at(layer.down_bias.as_ref()) })
     }
 
-    /// Norm, head and argmax of the wanted rows.
-    fn leave(
+    /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`].
+    pub(super) fn leave(
         &self,
         waiting: Waiting,
-        rows: usize,
+        stream: Rows<'_>,
         wanted: Range<usize>,
         buffers: &Buffers,
         on: Handle,
@@ -415,7 +404,7 @@ impl Model {
             return Err(DeviceError::BadPass("token ids from a part without the head".into()));
         };
         let count = wanted.len();
-        self.norm(Some(&head.norm), waiting, rows, wanted, buffers, on)?;
+        self.norm(Some(&head.norm), waiting, stream, wanted, (&buffers.normed, false), on)?;
         self.few_rows(weights, None, &buffers.normed, &buffers.logits, count, 1, on)?;
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
@@ -434,35 +423,72 @@ impl Model {
         Ok(())
     }
 
-    /// Adds what waits to the residual stream; with a weight, the norm of the `wanted` rows.
-    fn norm(
+    /// Adds what waits to the residual stream; with a weight, the norm of the `wanted` rows to `normed`.
+    pub(super) fn norm(
         &self,
         weight: Option<&Buffer>,
         waiting: Waiting,
-        rows: usize,
+        stream: Rows<'_>,
         wanted: Range<usize>,
-        buffers: &Buffers,
+        (normed, dense): (&Buffer, bool),
         on: Handle,
     ) -> Result<(), DeviceError> {
         let Shape { hidden, width, epsilon, .. } = self.shape;
         let threads = (width / 4).next_multiple_of(32).min(1024);
         let norm = Norm {
-            x: buffers.x.at(),
-            partial: buffers.partial.at(),
+            x: stream.x.at(),
+            partial: stream.partial.at(),
             bias: waiting.bias,
             weight: at(weight),
-            planes: buffers.normed.at(),
+            planes: normed.at(),
             hidden: hidden as u32,
             width: width as u32,
             partial_width: waiting.width as u32,
             splits: waiting.splits as u32,
-            rows: rows as u32,
+            rows: stream.rows as u32,
             first: wanted.start as u32,
             threads: threads as u32,
-            dense: 0,
+            dense: u32::from(dense),
             epsilon,
         };
         self.kernels.launch(Kernel::Norm, [wanted.len(), 1, 1], threads, norm, on)
+    }
+
+    /// Turns queries and keys of `rows` rows and appends to the cache; sums come from `partial`.
+    #[allow(clippy::too_many_arguments, reason = "the kernel's own")]
+    pub(super) fn rotate(
+        &self,
+        layer: &Layer,
+        (partial, splits): (&Buffer, usize),
+        q: &Buffer,
+        start: &Buffer,
+        keys: u64,
+        rows: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let Shape { heads, kv_heads, head_dim, epsilon, .. } = self.shape;
+        let rotate = Rotate {
+            partial: partial.at(),
+            bias: at(layer.qkv_bias.as_ref()),
+            q_norm: at(layer.q_norm.as_ref()),
+            k_norm: at(layer.k_norm.as_ref()),
+            cosines: self.cosines.at(),
+            sines: self.sines.at(),
+            q: q.at(),
+            keys,
+            values: keys + self.cache_bytes() as u64,
+            start: start.at(),
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            head_dim: head_dim as u32,
+            splits: splits as u32,
+            rows: rows as u32,
+            partial_width: layer.qkv.outputs as u32,
+            epsilon,
+            // Scores are powers of two, so that the softmax is `exp2`.
+            scale: std::f32::consts::LOG2_E / (head_dim as f32).sqrt(),
+        };
+        self.kernels.launch(Kernel::Rotate, [rows, heads + 2 * kv_heads, 1], 128, rotate, on)
     }
 
     /// Sums of a matrix by split, to `out`; answers how many splits.

@@ -20,6 +20,14 @@ pub(crate) const FEW_THREADS: u32 = 256;
 pub(crate) const FEW_OUTPUTS: usize = 128;
 /// Waves of such a block that share the outputs' inputs.
 pub(crate) const FEW_K: usize = 2;
+/// Rows of a block of the dense kernels.
+pub(crate) const DENSE_ROWS: usize = 128;
+/// Rows of a block of attention of many rows.
+pub(crate) const FLASH_ROWS: usize = 128;
+/// Width of the widest head that it takes.
+pub(crate) const FLASH_DIM: usize = 128;
+/// Threads of both.
+pub(crate) const WIDE_THREADS: usize = 256;
 /// Values of a row that `norm` can hold.
 pub(crate) const NORM_WIDTH: usize = 4 * 4 * 1024;
 
@@ -72,6 +80,16 @@ arguments! {
         q: u64, keys: u64, values: u64, sums: u64, stats: u64, planes: u64, start: u64,
         heads: u32, kv_heads: u32, head_dim: u32, chunks: u32, width: u32,
     }
+    /// A matrix times many rows.
+    Dense {
+        out: u64, x: u64, weights: u64, bias: u64,
+        outputs: u32, width: u32, w_planes: u32, rows: u32, out_width: u32,
+    }
+    /// Attention of many rows.
+    Flash {
+        q: u64, keys: u64, values: u64, out: u64,
+        start: u32, rows: u32, heads: u32, kv_heads: u32, head_dim: u32, width: u32,
+    }
     /// The largest logit.
     Argmax { logits: u64, tokens: u64, tops: u64, ids: u64, vocab: u32, stride: u32, parts: u32 }
 }
@@ -111,8 +129,20 @@ kernels! {
     Rotate = "rotate" takes Rotate,
     Attend = "attend" takes Attend,
     Merge = "merge" takes Attend,
+    DenseRows = "dense_rows" takes Dense,
+    DenseGated = "dense_gated" takes Dense,
+    Flash32 = "flash_32" takes Flash,
+    Flash64 = "flash_64" takes Flash,
+    Flash128 = "flash_128" takes Flash,
     Argmax = "argmax" takes Argmax,
     Choose = "choose" takes Argmax,
+}
+
+impl Kernel {
+    /// Whether it takes its shared memory from the launch.
+    fn is_dense(self) -> bool {
+        matches!(self, Kernel::DenseRows | Kernel::DenseGated)
+    }
 }
 
 /// The kernels' image on a device.
@@ -130,9 +160,18 @@ impl Kernels {
         for kernel in Kernel::ALL {
             let name = [kernel.name().as_bytes(), b"\0"].concat();
             let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
-            kernels.functions.push(driver.function(module, name)?);
+            let function = driver.function(module, name)?;
+            if kernel.is_dense() && driver.dense().shared > 0 {
+                driver.allow_shared(function, driver.dense().shared as usize)?;
+            }
+            kernels.functions.push(function);
         }
         Ok(kernels)
+    }
+
+    /// Outputs of a block of the dense kernels here.
+    pub(crate) fn dense_outputs(&self) -> usize {
+        self.driver.dense().outputs as usize
     }
 
     /// Starts a kernel. Its argument's addresses must hold what the kernel expects there.
@@ -146,7 +185,8 @@ impl Kernels {
     ) -> Result<(), DeviceError> {
         debug_assert_eq!(size_of::<A>(), kernel.argument_size(), "{kernel:?}");
         let blocks = blocks.map(|blocks| blocks as u32);
-        let launch = Launch { blocks, threads: threads as u32, shared: 0 };
+        let shared = if kernel.is_dense() { self.driver.dense().shared } else { 0 };
+        let launch = Launch { blocks, threads: threads as u32, shared };
         let mut argument = argument;
         // SAFETY: the argument is the kernel's own struct, copied by the driver during the call; the forward pass
         // keeps the buffers it names.

@@ -6,6 +6,7 @@
 //! | `kernels` | the kernels by name and their arguments; `unsafe` |
 //! | `weights` | weights as the kernels read them |
 //! | `forward` | a decoder's passes, top to bottom |
+//! | `dense` | the same for many rows, in bf16 |
 //! | `shard` | the cache, and the checks of a pass |
 //!
 //! A row's result through the kernels for few rows is the same bits whatever other rows a pass has.
@@ -17,6 +18,7 @@ use crate::model::Checkpoint;
 
 #[allow(unsafe_code)]
 pub(crate) mod driver;
+mod dense;
 mod forward;
 #[allow(unsafe_code)]
 pub(crate) mod kernels;
@@ -54,6 +56,10 @@ impl Gpu {
 impl Device for Gpu {
     fn ordinal(&self) -> u32 {
         self.driver.ordinal()
+    }
+
+    fn dense_is_exact(&self) -> bool {
+        false
     }
 
     fn load(&self, checkpoint: &Checkpoint, part: Part) -> Result<Box<dyn Shard>, DeviceError> {

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::dense::{Enter, MOST_ROWS, Wide};
 use super::driver::{Buffer, Driver, Graph, Stream};
-use super::forward::{Buffers, Model, Out, Steps};
+use super::forward::{Buffers, Model, Out, Rows, Steps};
 use super::kernels::{CHUNK, Kernels, MAX_ROWS};
-use crate::device::{Answer, DeviceError, Input, Part, Pass, Shard, Want};
+use crate::device::{Answer, DeviceError, Input, Part, Pass, Path, Shard, Want};
 use crate::model::Checkpoint;
 
 /// Graphs that are kept; passes beyond them are launched kernel by kernel.
@@ -19,6 +20,7 @@ pub(super) struct GpuShard {
     graphs: HashMap<Steps, Option<Graph>>,
     stream: Stream,
     buffers: Buffers,
+    wide: Option<Wide>,
     cache: Buffer,
     saved: Option<Saved>,
     model: Model,
@@ -58,6 +60,7 @@ impl GpuShard {
             graphs: HashMap::new(),
             stream,
             buffers,
+            wide: None,
             cache,
             saved: None,
             model,
@@ -157,14 +160,75 @@ impl GpuShard {
             }
         }
         if let Out::Logits(wanted) = &steps.out {
-            let (vocab, stride) = (self.model.shape.vocab, self.model.logits_width());
-            let mut logits = vec![0.0; wanted.len() * stride];
-            self.buffers.logits.read(0, &mut logits, self.stream.handle())?;
-            for row in logits.chunks(stride) {
-                answer.logits.extend_from_slice(&row[..vocab]);
-            }
+            self.logits(wanted.len(), answer)?;
         }
         Ok(())
+    }
+
+    /// Takes the logits of the last pass's `rows` rows.
+    fn logits(&self, rows: usize, answer: &mut Answer) -> Result<(), DeviceError> {
+        let (vocab, stride) = (self.model.shape.vocab, self.model.logits_width());
+        let mut logits = vec![0.0; rows * stride];
+        self.buffers.logits.read(0, &mut logits, self.stream.handle())?;
+        for row in logits.chunks(stride) {
+            answer.logits.extend_from_slice(&row[..vocab]);
+        }
+        Ok(())
+    }
+
+    /// Appends the rows `range` of a pass, at most [`MOST_ROWS`], through the dense kernels.
+    fn dense(&mut self, pass: &Pass<'_>, range: Range<usize>, answer: &mut Answer) -> Result<(), DeviceError> {
+        let (on, rows) = (self.stream.handle(), range.len());
+        if !self.wide.as_ref().is_some_and(|wide| wide.fits(rows)) {
+            self.wide = None;
+            self.wide = Some(Wide::new(&self.driver, &self.model, rows, on)?);
+        }
+        let (Some(wide), hidden, width) = (&self.wide, self.model.shape.hidden, self.model.shape.width) else {
+            return Ok(());
+        };
+        let mut padded = Vec::new();
+        let enter = match pass.input {
+            Input::Tokens(tokens) => Enter::Tokens(&tokens[range.clone()]),
+            Input::Hidden(values) => {
+                for row in values[range.start * hidden..range.end * hidden].chunks(hidden) {
+                    padded.extend_from_slice(row);
+                    padded.resize(padded.len().next_multiple_of(width), 0.0);
+                }
+                Enter::Hidden(&padded)
+            }
+        };
+        let (_, waiting) =
+            self.model.dense(enter, pass.start + range.start, wide, &self.cache, &self.stream)?;
+        let stream = Rows { x: &wide.x, partial: &wide.partial, rows };
+        match &pass.want {
+            Want::Hidden => {
+                if waiting.splits > 0 {
+                    self.model.norm(None, waiting, stream, 0..rows, (&wide.x, false), on)?;
+                }
+                padded.resize(rows * width, 0.0);
+                wide.x.read(0, &mut padded, on)?;
+                for row in padded.chunks(width) {
+                    answer.hidden.extend_from_slice(&row[..hidden]);
+                }
+                Ok(())
+            }
+            Want::Tokens(wanted) | Want::Logits(wanted) => {
+                let clip = |at: usize| at.clamp(range.start, range.end) - range.start;
+                let (first, last) = (clip(wanted.start), clip(wanted.end));
+                for first in (first..last).step_by(MAX_ROWS) {
+                    let group = first..last.min(first + MAX_ROWS);
+                    let count = group.len();
+                    self.model.leave(waiting, stream, group, &self.buffers, on)?;
+                    self.buffers.tokens_host.download(&self.buffers.tokens, count, on)?;
+                    self.stream.synchronise()?;
+                    answer.tokens.extend_from_slice(&self.buffers.tokens_host.values()[..count]);
+                    if matches!(pass.want, Want::Logits(_)) {
+                        self.logits(count, answer)?;
+                    }
+                }
+                self.stream.synchronise()
+            }
+        }
     }
 
     /// Does a pass: kernel by kernel at first, as one graph when it comes again.
@@ -208,8 +272,15 @@ impl Shard for GpuShard {
         answer.hidden.clear();
         answer.tokens.clear();
         answer.logits.clear();
-        for start in (0..rows).step_by(MAX_ROWS) {
-            self.few(pass, start..rows.min(start + MAX_ROWS), answer)?;
+        // A few rows are no work for large tiles, and exact through the kernels of decode.
+        if pass.path == Path::Dense && rows > MAX_ROWS && self.model.is_wide() {
+            for start in (0..rows).step_by(MOST_ROWS) {
+                self.dense(pass, start..rows.min(start + MOST_ROWS), answer)?;
+            }
+        } else {
+            for start in (0..rows).step_by(MAX_ROWS) {
+                self.few(pass, start..rows.min(start + MAX_ROWS), answer)?;
+            }
         }
         self.len += rows;
         Ok(())

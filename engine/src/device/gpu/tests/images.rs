@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use super::super::kernels::{Argmax, Attend, Embed, Few, Kernel, Norm, Rotate};
+use super::super::kernels::{Argmax, Attend, Dense, Embed, Few, Flash, Kernel, Norm, Rotate};
 use super::super::{HSACO_GFX1151, PTX_SM_86};
 
 fn ptx() -> &'static str {
@@ -75,6 +75,8 @@ fn the_hosts_structs_have_the_kernels_fields() {
         ("Few", Few::layout()),
         ("Rotate", Rotate::layout()),
         ("Attend", Attend::layout()),
+        ("Dense", Dense::layout()),
+        ("Flash", Flash::layout()),
         ("Argmax", Argmax::layout()),
     ] {
         let host: Vec<usize> = host.iter().flat_map(|&(_, offset, size)| [offset, size]).collect();

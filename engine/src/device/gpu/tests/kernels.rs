@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::super::driver::{Buffer, Driver, Plain, Stream};
 use super::super::kernels::{
-    Argmax, Argument, Attend, CHUNK, Embed, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, Norm, PLANES,
+    Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, Embed, FLASH_ROWS, Flash, WIDE_THREADS, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, Norm, PLANES,
     Rotate,
 };
 use crate::device::cuda;
@@ -556,4 +556,125 @@ fn the_lowest_of_the_largest_logits() {
         assert_eq!(bench.get::<u32>(tokens), [vocab as u32 - 1, 2, 3, 0]);
         bench.done();
     }
+}
+
+/// Random bf16 rows `[rows, width]`, in room for whole tiles that is no number behind them, and their values.
+fn bf16_rows(bench: &Bench, rows: usize, width: usize) -> (On, Vec<f32>) {
+    let mut bits: Vec<u16> = (0..rows * width).map(|_| bf16::from_f32(bench.random()).to_bits()).collect();
+    let values = bits.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
+    bits.resize(rows.next_multiple_of(DENSE_ROWS) * width, 0xffff);
+    (bench.put(&bits), values)
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn many_rows_times_a_matrix() {
+    let bench = Bench::new();
+    let mut worst = 0.0_f64;
+    for (outputs, width, w_planes, rows) in
+        [(128, 32, 1, 17), (384, 64, 2, 128), (256, 96, 1, 130), (640, 416, 3, 77), (512, 1024, 1, 300)]
+    {
+        let (bits, values) = weights(&bench, outputs, w_planes, width);
+        let (x, exact_x) = bf16_rows(&bench, rows, width);
+        let on_weights = bench.put(&bits);
+        let sums = multiply(&exact_x, &values, width);
+        let blocks = [rows.div_ceil(DENSE_ROWS), outputs.div_ceil(bench.kernels.dense_outputs()), 1];
+        let out = bench.poisoned(rows * outputs * 4);
+        let mut argument = Dense {
+            out: out.at,
+            x: x.at,
+            weights: on_weights.at,
+            bias: 0,
+            outputs: outputs as u32,
+            width: width as u32,
+            w_planes: w_planes as u32,
+            rows: rows as u32,
+            out_width: outputs as u32 / 2,
+        };
+        bench.launch(Kernel::DenseRows, blocks, WIDE_THREADS, argument);
+        worst = worst.max(near("dense", &bench.get(out), &sums, 5e-6));
+        for biased in [false, true] {
+            let (inner, bias) = (outputs / 2, bench.randoms(outputs));
+            let gated = bench.poisoned(rows * inner * 2);
+            argument.out = gated.at;
+            argument.bias = if biased { bench.put(&bias).at } else { 0 };
+            bench.launch(Kernel::DenseGated, blocks, WIDE_THREADS, argument);
+            let got: Vec<f32> = bench.get(gated).iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
+            let exact: Vec<f64> = (0..rows * inner)
+                .map(|at| {
+                    let (row, column) = (at / inner, at % inner);
+                    let bias = |at: usize| if biased { f64::from(bias[at]) } else { 0.0 };
+                    let gate = sums[row * outputs + column] + bias(column);
+                    let up = sums[row * outputs + inner + column] + bias(inner + column);
+                    gate / (1.0 + (-gate).exp()) * up
+                })
+                .collect();
+            near("dense gated", &got, &exact, 3e-3);
+        }
+        bench.done();
+    }
+    eprintln!("many rows: off by {worst:e}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn attention_of_many_rows() {
+    let bench = Bench::new();
+    let mut worst = 0.0_f64;
+    for (heads, kv_heads, head_dim) in [(2, 1, 8), (3, 1, 32), (6, 2, 64), (4, 2, 80), (4, 1, 128)] {
+        for (start, rows) in [(0, 17), (0, 64), (0, 200), (5, 129), (333, 77)] {
+            let context = start + rows + 3;
+            let width = usize::next_multiple_of(heads * head_dim, 32);
+            let mut keys = bench.randoms(context * kv_heads * head_dim);
+            let mut values = bench.randoms(context * kv_heads * head_dim);
+            keys[(start + rows) * kv_heads * head_dim..].fill(f32::NAN);
+            values[(start + rows) * kv_heads * head_dim..].fill(f32::NAN);
+            let q = bench.randoms(rows * heads * head_dim);
+            let out = bench.poisoned(rows * width * 2);
+            let argument = Flash {
+                q: bench.put(&q).at,
+                keys: bench.put(&keys).at,
+                values: bench.put(&values).at,
+                out: out.at,
+                start: start as u32,
+                rows: rows as u32,
+                heads: heads as u32,
+                kv_heads: kv_heads as u32,
+                head_dim: head_dim as u32,
+                width: width as u32,
+            };
+            let kernel = match head_dim {
+                ..=32 => Kernel::Flash32,
+                33..=64 => Kernel::Flash64,
+                _ => Kernel::Flash128,
+            };
+            bench.launch(kernel, [rows.div_ceil(FLASH_ROWS), heads, 1], WIDE_THREADS, argument);
+            let got: Vec<f32> = bench.get(out).iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
+            let got: Vec<f32> =
+                got.chunks(width).flat_map(|row| row[..heads * head_dim].to_vec()).collect();
+            // What the kernel makes of its inputs: bf16.
+            let round = |value: f32| bf16::from_f32(value).to_f64();
+            let mut exact = Vec::new();
+            for row in 0..rows {
+                for head in 0..heads {
+                    let kv = head / (heads / kv_heads);
+                    let query = &q[(row * heads + head) * head_dim..][..head_dim];
+                    let at = |position: usize| (position * kv_heads + kv) * head_dim;
+                    let scores: Vec<f64> = (0..=start + row)
+                        .map(|p| query.iter().zip(&keys[at(p)..]).map(|(q, k)| round(*q) * round(*k)).sum())
+                        .collect();
+                    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let shares: Vec<f64> = scores.iter().map(|score| (score - top).exp2()).collect();
+                    let total: f64 = shares.iter().sum();
+                    exact.extend((0..head_dim).map(|d| {
+                        let sum = shares.iter().enumerate().map(|(p, share)| share * round(values[at(p) + d]));
+                        sum.sum::<f64>() / total
+                    }));
+                }
+            }
+            worst = worst.max(near("attention of many rows", &got, &exact, 5e-3));
+            bench.done();
+        }
+    }
+    eprintln!("attention of many rows: off by {worst:e}");
 }

@@ -66,6 +66,27 @@ fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn dense_logits_are_near_the_cpus() {
+    let device = cuda::open(0).unwrap();
+    for name in NAMES {
+        let checkpoint = checkpoint(name);
+        let tokens: Vec<u32> = (0..150).map(|at| (at * 7919 + 13) % 4096).collect();
+        let mut cpu = Cpu::new(4).load(&checkpoint, part(&checkpoint, 150)).unwrap();
+        let exact = logits(&mut *cpu, &tokens, 150, Kernels::Dense);
+        let largest = exact.iter().map(|x| x.abs()).fold(0.0, f32::max);
+        let mut gpu = device.load(&checkpoint, part(&checkpoint, 150)).unwrap();
+        for block in [150, 100, 33, 17] {
+            gpu.roll_back(0).unwrap();
+            let got = logits(&mut *gpu, &tokens, block, Kernels::Dense);
+            let worst = got.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            eprintln!("{name}: dense logits, {block} rows a pass, differ by {worst:e} of up to {largest}");
+            assert!(worst < 0.02 * largest, "{name}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn a_split_model_answers_as_a_whole_one() {
     let device = cuda::open(0).unwrap();
     let checkpoint = checkpoint("pair/target");
@@ -197,7 +218,8 @@ fn speed() {
             took[0]
         );
     };
-    time(2048, 0, Kernels::Dense, 3);
+    time(2048, 0, Kernels::Dense, 5);
+    time(256, 0, Kernels::Dense, 5);
     for start in [10, 100, 1000, 2000] {
         for rows in [1, 8, 16] {
             time(rows, start, Kernels::Decode, 40);
