@@ -10,6 +10,7 @@
 //! | [`device`] | the seam between the decode loop and the hardware, and one folder a device |
 //! | [`shard`] | a model over one or several runs of layers; emits the leaf ranges |
 //! | [`decode`] | prefill, draft, verify, accept, roll back |
+//! | [`load`] | from folders to an engine that is ready |
 //! | [`markers`] | the one file that names the marker backends |
 //! | [`cli`] | the binary's commands |
 
@@ -19,6 +20,7 @@ pub mod cli;
 pub mod decode;
 pub mod device;
 mod error;
+pub mod load;
 pub mod markers;
 pub mod model;
 pub mod shard;

@@ -11,18 +11,47 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use marker_core::{Counters, Detail, LANES, Label, Marker, Markers, Phase, Scope, SpanId, Token};
 
-/// A backend that is compiled in. Adding one is a line in [`BACKENDS`] and its name in [`KNOWN`].
+/// A backend that is compiled in. Adding one is an entry in [`BACKENDS`] and its name in [`KNOWN`].
 struct Backend {
     name: &'static str,
-    /// Whether `auto` takes it: its tool has asked for it.
+    /// Whether `auto` takes it: its tool has asked for it. Loads nothing.
     applies: fn() -> bool,
     /// Opens it; `None` when it could not be, which it has then said on standard error.
-    open: fn() -> Option<Box<dyn Lane>>,
+    open: fn(Detail) -> Option<Box<dyn Lane>>,
+    /// Looks for its library and tool, and says what it found.
+    report: fn() -> String,
 }
 
+/// In the order of [`KNOWN`].
 const BACKENDS: &[Backend] = &[
+    #[cfg(feature = "roctx")]
+    Backend {
+        name: "roctx",
+        applies: backend_roctx::Roctx::is_in_process,
+        open: |_| Some(Box::new(backend_roctx::Roctx::load_or_diagnose()?)),
+        report: || match backend_roctx::Roctx::load() {
+            Ok(roctx) => roctx.report().to_string(),
+            Err(why) => why.to_string(),
+        },
+    },
+    #[cfg(feature = "nvtx")]
+    Backend {
+        name: "nvtx",
+        applies: backend_nvtx::Nvtx::is_requested,
+        open: |detail| Some(Box::new(backend_nvtx::Nvtx::load_or_diagnose(detail))),
+        report: || {
+            // What went wrong is part of the report.
+            let _ = backend_nvtx::Nvtx::load(Detail::Phases);
+            backend_nvtx::Nvtx::report().to_string()
+        },
+    },
     #[cfg(feature = "record")]
-    Backend { name: "record", applies: || false, open: || Some(Box::new(backend_record::Recorder::new())) },
+    Backend {
+        name: "record",
+        applies: || false,
+        open: |_| Some(Box::new(backend_record::Recorder::new())),
+        report: || format!("in memory, {} entries at most", backend_record::DEFAULT_ENTRIES),
+    },
 ];
 
 /// Every backend that some build has, in the order in which they hear a range.
@@ -37,6 +66,11 @@ const ROCTX_VARIABLES: [&str; 2] = ["DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"];
 /// The names of the backends in this build.
 pub fn compiled_in() -> impl Iterator<Item = &'static str> + Clone {
     BACKENDS.iter().map(|backend| backend.name)
+}
+
+/// What each backend of this build found when it looked for its library and tool, by name.
+pub fn reports() -> impl Iterator<Item = (&'static str, String)> {
+    BACKENDS.iter().map(|backend| (backend.name, (backend.report)()))
 }
 
 /// A flag that names a backend which this build does not have.
@@ -203,7 +237,7 @@ impl Assembly {
                         Wanted::Named(names) => names.contains(&backend.name),
                     }
             })
-            .filter_map(|backend| (backend.open)())
+            .filter_map(|backend| (backend.open)(detail))
             .collect();
         Ok(Assembly { fan: FanOut { lanes, phases: PhaseCounts::new() }, detail })
     }
@@ -417,10 +451,10 @@ mod tests {
     #[test]
     fn the_first_that_is_set_and_not_empty_decides() {
         use ChosenBy::{Flag, Nothing, Variable};
+        type Row<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Wanted, ChosenBy);
         let named = |names: &[&'static str]| Wanted::Named(names.to_vec());
         let (phasemark, dflash, luce) = ("PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX");
         let all_set = [(phasemark, "nvtx"), (dflash, "1"), (luce, "1")];
-        type Row<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Wanted, ChosenBy);
         let table: &[Row<'_>] = &[
             (None, &[], Wanted::Off, Nothing),
             (Some(""), &[], Wanted::Off, Nothing),

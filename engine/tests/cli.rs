@@ -61,7 +61,7 @@ fn is_empty(folder: &Path) -> bool {
 fn stats_of(args: &[&str]) -> (Value, Output) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("stats.json");
-    let output = succeeds(&[args, &["--stats", path.to_str().unwrap()]].concat());
+    let output = succeeds(&[args, &["--threads", "1", "--stats", path.to_str().unwrap()]].concat());
     (serde_json::from_slice(&fs::read(&path).unwrap()).unwrap(), output)
 }
 
@@ -112,7 +112,7 @@ fn bad_numbers_names_and_prompts_are_refused_before_anything_is_written() {
         (&["--detail", "guess"], "guess"),
         (&["--device", "abacus"], "cpu"),
         (&["--markers", "vtune"], "known are off, auto"),
-        (&["--markers", "record,"], "''"),
+        (&["--markers", ","], "''"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["a word too much"], "a word too much"),
     ];
@@ -540,7 +540,7 @@ fn verify_model_passes_on_the_shipped_models_and_fails_on_a_changed_one() {
         "models/tiny/qwen2-bias-tied",
         "models/tiny/qwen3-qknorm",
     ] {
-        let output = succeeds(&["verify-model", model]);
+        let output = succeeds(&["verify-model", model, "--threads", "1"]);
         assert!(output.stdout.is_empty());
         assert!(text(&output.stderr).ends_with("ok\n"), "{model}: {}", text(&output.stderr));
     }

@@ -32,6 +32,11 @@
 #![no_std]
 #![deny(unsafe_code)]
 
+#[cfg(feature = "conformance")]
+extern crate std;
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod dispatch;
 mod fields;
 mod label;

@@ -38,7 +38,7 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR|none")]
     pub(super) draft: Option<PathBuf>,
     /// Threads [default: the cores there are].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Where the models run.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -77,10 +77,10 @@ pub(super) struct GenerateArgs {
     #[command(flatten)]
     pub(super) prompt: PromptArgs,
     /// Tokens to generate at most.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 64)]
     pub(super) max_tokens: usize,
     /// Tokens to draft a round at most.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4)]
     pub(super) draft_tokens: usize,
     /// How drafted tokens are verified.
     #[arg(long, value_enum, default_value_t)]
@@ -89,7 +89,7 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(super) prefill: PrefillArg,
     /// Rows of a prefill pass [default: 1 for exact, 256 for dense].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) prefill_chunk: Option<usize>,
     /// Go on past end-of-text tokens.
     #[arg(long)]
@@ -139,7 +139,7 @@ pub(super) struct VerifyModelArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) reference: Option<PathBuf>,
     /// Threads [default: the cores there are].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Where the model runs.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -160,13 +160,13 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     pub(super) prompt: PromptArgs,
     /// Tokens to generate a run.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 64)]
     pub(super) max_tokens: usize,
     /// Tokens to draft a round at most.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4)]
     pub(super) draft_tokens: usize,
     /// Runs of each kind; the median counts.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 5)]
     pub(super) runs: usize,
 }
 

@@ -15,8 +15,9 @@ use marker_core::Markers;
 use super::args::BenchArgs;
 use super::error::CliError;
 use super::prompt::Prompt;
-use super::{Pair, load, output, say, stats};
+use super::{choose, output, say, stats};
 use crate::decode::{Engine, Generation, Prefill, Request, Verify};
+use crate::load::{self, Pair};
 
 const GIB: usize = 1 << 30;
 
@@ -25,10 +26,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     if args.runs == 0 {
         return Err(CliError::Zero { what: "--runs 0" });
     }
-    let threads = load::threads(args.models.threads)?;
-    let device = load::device(&args.models.device, threads)?;
+    let threads = choose::threads(args.models.threads)?;
+    let device = choose::device(&args.models.device, threads)?;
     let prompt = Prompt::read(&args.prompt)?;
-    let (target, draft) = load::folders(&args.models)?;
+    let (target, draft) = choose::folders(&args.models)?;
     let mut pair = Pair::open(&target, draft.as_deref())?;
     let request = Request {
         prompt: prompt.ids(&pair.tokenizer)?,

@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use marker_core::Detail;
+
 use super::args::{DoctorArgs, ModelArgs};
 use super::error::CliError;
 use super::generate::chosen_markers;
-use super::{load, output};
+use super::{choose, output};
 use crate::device;
-use crate::markers::{self, ChosenBy, Wanted};
+use crate::markers::{self, Assembly, ChosenBy, Wanted};
 use crate::model::Checkpoint;
 
 /// Looks around and prints what it saw.
@@ -33,13 +35,28 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         ChosenBy::Variable(name) => format!("by {name}={}", std::env::var(name).unwrap_or_default()),
         ChosenBy::Nothing => "nothing is set".into(),
     };
+    let open: Vec<_> = Assembly::new(&choice, Detail::Phases, false)?.names().collect();
     let because = choice.complaint.map(|why| format!(": {why}")).unwrap_or_default();
-    line(&mut report, "markers", &format!("{wanted} ({by}{because})"));
+    line(
+        &mut report,
+        "markers",
+        &format!(
+            "{wanted} ({by}{because}); open: {}",
+            if open.is_empty() { "none".into() } else { open.join(", ") }
+        ),
+    );
 
-    line(&mut report, "devices", &format!("{} ({} threads)", device::KINDS.join(", "), load::threads(None)?));
+    for (name, found) in markers::reports() {
+        line(&mut report, name, &found);
+    }
+    line(
+        &mut report,
+        "devices",
+        &format!("{} ({} threads)", device::KINDS.join(", "), choose::threads(None)?),
+    );
     #[cfg(feature = "cuda")]
     line(&mut report, "cuda", &device::cuda::describe());
-    match load::folders(&ModelArgs::default()) {
+    match choose::folders(&ModelArgs::default()) {
         Ok((target, draft)) => {
             line(&mut report, "target", &model(&target));
             line(&mut report, "draft", &draft.map_or_else(|| "none".into(), |draft| model(&draft)));
@@ -51,7 +68,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
 }
 
 fn line(report: &mut String, what: &str, says: &str) {
-    let _ = writeln!(report, "{what:<12} {}", says.replace('\n', " "));
+    // What has several lines stays one block beside its name.
+    let _ = writeln!(report, "{what:<12} {}", says.replace('\n', "\n             "));
 }
 
 fn model(folder: &Path) -> String {

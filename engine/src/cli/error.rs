@@ -31,10 +31,6 @@ pub(super) enum CliError {
     SameFile { path: PathBuf },
     #[error("no model at {}: {why}", .places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" nor "))]
     NoModel { places: Vec<PathBuf>, why: &'static str },
-    #[error(
-        "the draft's tokenizer is not the target's: {0}\ngive a draft made for this target, or --draft none"
-    )]
-    TokenizersDiffer(ModelError),
     #[error("{}: it is not a reference that verify-model knows: {why}", .path.display())]
     BadReference { path: PathBuf, why: String },
     #[error(transparent)]

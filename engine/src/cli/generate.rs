@@ -10,15 +10,16 @@ use super::error::CliError;
 use super::output::{Completion, OutputFile};
 use super::prompt::Prompt;
 use super::stats::{self, Stats};
-use super::{Pair, load, say};
+use super::{choose, say};
 use crate::decode::Request;
+use crate::load::Pair;
 use crate::markers::{self, Assembly, Choice};
 
 /// Generates. `show` turns the recorder on, if this build has one, so that there are phases to see.
 pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError> {
     // Everything that can be refused without a model is, and then everything that can be without weights.
-    let threads = load::threads(args.models.threads)?;
-    let device = load::device(&args.models.device, threads)?;
+    let threads = choose::threads(args.models.threads)?;
+    let device = choose::device(&args.models.device, threads)?;
     let record = args.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
     let markers = Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), record)?;
     let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
@@ -29,7 +30,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
         return Err(CliError::SameFile { path: stats.path().to_owned() });
     }
     let prompt = Prompt::read(&args.prompt)?;
-    let (target, draft) = load::folders(&args.models)?;
+    let (target, draft) = choose::folders(&args.models)?;
 
     let began = Instant::now();
     let pair = Pair::open(&target, draft.as_deref())?;
@@ -49,6 +50,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());
 
     let mut completion = Completion::new((!args.print_ids).then(|| pair.tokenizer.stream()));
+    markers.markers().name_thread("phasemark");
     let generation = engine.generate(&request, markers.markers(), &mut |token| completion.emit(token))?;
     completion.finish(&generation.tokens)?;
 
@@ -58,6 +60,8 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     }
     if let Some(recorded) = markers.recorded() {
         let _ = write!(std::io::stderr(), "\n{}\n", stats::phase_table(&recorded));
+    } else if show {
+        say!("(no table of phases: this build has no recorder)");
     }
     say!("{}", stats::summary(request.prompt.len(), &generation));
     if let Some(file) = record_file {

@@ -12,16 +12,14 @@ use clap::error::ErrorKind;
 
 mod args;
 mod bench;
+mod choose;
 mod doctor;
 mod error;
 mod generate;
-mod load;
 mod output;
 mod prompt;
 mod stats;
 mod verify_model;
-
-pub use load::Pair;
 
 use args::{Cli, Command};
 use error::CliError;

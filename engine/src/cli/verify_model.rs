@@ -14,14 +14,18 @@ use sha2::{Digest, Sha256};
 
 use super::args::VerifyModelArgs;
 use super::error::CliError;
-use super::{load, stats};
+use super::{choose, stats};
 use crate::device::{Answer, Input, Pass, Path as Kernels, Shard, Want};
+use crate::load;
 use crate::model::{Checkpoint, Tokenizer};
 
 /// Two logits closer than this may trade places under another order of the same additions.
 const NEAR_TIE: f32 = 0.001;
 /// How far a logit may be from its value.
 const TOLERANCE: f32 = 0.001;
+/// The same behind a dense prefill whose matrix units take bf16: the largest difference seen on an H200 is 0.1 for
+/// the shipped pair (its logits reach 20) and 0.5 for the tiny models, whose weights are random.
+const TOLERANCE_DENSE: f32 = 0.6;
 /// The same for quantised weights.
 const TOLERANCE_GGUF: f32 = 0.05;
 /// Differences that are shown.
@@ -89,14 +93,16 @@ struct Verdict {
     near_ties: usize,
     logits: usize,
     worst: f32,
+    /// Of a dense prefill that is not exact; `None` where it is.
+    worst_dense: Option<f32>,
     texts: usize,
     differences: Vec<String>,
 }
 
 /// Compares and says what it saw; the exit code is 1 when something differs.
 pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
-    let device = load::device(&args.device, load::threads(args.threads)?)?;
-    let dir = load::present(args.dir.clone())?;
+    let device = choose::device(&args.device, choose::threads(args.threads)?)?;
+    let dir = choose::present(args.dir.clone())?;
     let path = reference_path(&dir, args.reference.as_deref());
     let reference = read(&path)?;
     let checkpoint = Checkpoint::open(&dir)?;
@@ -119,7 +125,14 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
     for steps in &prompts {
         for prefill in [Kernels::Dense, Kernels::Decode] {
             let logits = logits(&mut *shard, steps, prefill)?;
-            verdict.compare(steps, &logits, vocab, tolerance);
+            if prefill == Kernels::Dense && !device.dense_is_exact() {
+                let worst = std::mem::take(&mut verdict.worst);
+                verdict.compare(steps, &logits, vocab, TOLERANCE_DENSE, 2.0 * TOLERANCE_DENSE);
+                let dense = std::mem::replace(&mut verdict.worst, worst);
+                verdict.worst_dense = Some(verdict.worst_dense.unwrap_or(0.0).max(dense));
+            } else {
+                verdict.compare(steps, &logits, vocab, tolerance, NEAR_TIE);
+            }
         }
     }
     for prompt in &reference.prompts {
@@ -140,10 +153,16 @@ fn reference_path(dir: &Path, named: Option<&Path>) -> PathBuf {
     let name = "reference.json";
     match named {
         Some(named) => named.to_owned(),
-        None => [dir.join(name), dir.join("..").join(name)]
-            .into_iter()
-            .find(|path| path.exists())
-            .unwrap_or_else(|| dir.join(name)),
+        // Of a relative folder without a name of its own, such as `.`, the parent is not in its path.
+        None => [
+            dir.join(name),
+            dir.parent()
+                .filter(|up| !up.as_os_str().is_empty())
+                .map_or_else(|| dir.join("..").join(name), |up| up.join(name)),
+        ]
+        .into_iter()
+        .find(|path| path.exists())
+        .unwrap_or_else(|| dir.join(name)),
     }
 }
 
@@ -257,15 +276,17 @@ fn logits(shard: &mut dyn Shard, steps: &Steps, prefill: Kernels) -> Result<Vec<
 }
 
 impl Verdict {
-    fn compare(&mut self, steps: &Steps, logits: &[f32], vocab: usize, tolerance: f32) {
+    fn compare(&mut self, steps: &Steps, logits: &[f32], vocab: usize, tolerance: f32, near: f32) {
         let name = &steps.name;
         for (step, (row, &id)) in logits.chunks_exact(vocab).zip(&steps.continuation).enumerate() {
             if steps.own {
                 self.ids += 1;
                 let margin = steps.margins.as_ref().map(|margins| margins[step]).or(steps.min_margin);
-                match own_choice(row, id, margin) {
+                match own_choice(row, id, margin, near) {
                     Choice::Same => {}
                     Choice::NearTie => self.near_ties += 1,
+                    // Logits that may be off may also be further apart.
+                    Choice::NotTied(_) if near > NEAR_TIE => self.near_ties += 1,
                     Choice::Other(other) => {
                         self.differs(format!("{name}, step {step}: id {other} instead of {id}"));
                     }
@@ -330,6 +351,9 @@ impl Verdict {
         let _ = writeln!(report, "  {:<18}{} ({} at near ties)", "greedy ids", self.ids, self.near_ties);
         let _ =
             writeln!(report, "  {:<18}{} (worst difference {:.6})", "top logits", self.logits, self.worst);
+        if let Some(worst) = self.worst_dense {
+            let _ = writeln!(report, "  {:<18}worst difference {worst:.6}, in bf16", "by dense prefill");
+        }
         let _ = writeln!(report, "  {:<18}{}", "texts and ids", self.texts);
         for difference in self.differences.iter().take(SHOWN) {
             let _ = writeln!(report, "differs: {difference}");
@@ -357,7 +381,7 @@ enum Choice {
 }
 
 /// Judges the logits `[vocab]` of a step. Without a `margin` of the reference's the model's own tells.
-fn own_choice(row: &[f32], id: u32, margin: Option<f32>) -> Choice {
+fn own_choice(row: &[f32], id: u32, margin: Option<f32>, near: f32) -> Choice {
     // The lowest id wins a tie, so a later one must be larger.
     let top_of = |skip: Option<usize>| {
         let others = row.iter().copied().enumerate().filter(|(at, _)| Some(*at) != skip);
@@ -366,13 +390,13 @@ fn own_choice(row: &[f32], id: u32, margin: Option<f32>) -> Choice {
     let (first, highest) = top_of(None);
     let (second, next) = top_of(Some(first));
     let gap = highest - next;
-    let tied = gap <= NEAR_TIE;
+    let tied = gap <= near;
     let among_two = id as usize == first || id as usize == second;
     match margin {
-        Some(margin) if margin < NEAR_TIE && among_two && tied => Choice::NearTie,
+        Some(margin) if margin < near && among_two && tied => Choice::NearTie,
         None if tied && id as usize == second => Choice::NearTie,
         _ if id as usize != first || !highest.is_finite() => Choice::Other(first as u32),
-        Some(margin) if margin < NEAR_TIE => Choice::NotTied(gap),
+        Some(margin) if margin < near => Choice::NotTied(gap),
         _ => Choice::Same,
     }
 }
@@ -385,16 +409,16 @@ mod tests {
     fn a_choice_must_be_the_references_unless_it_hardly_had_one() {
         let apart = [0.0, 2.0, 1.0];
         let tied = [0.0, 2.0, 1.9995];
-        assert_eq!(own_choice(&apart, 1, Some(1.0)), Choice::Same);
-        assert_eq!(own_choice(&apart, 2, Some(1.0)), Choice::Other(1));
-        assert_eq!(own_choice(&apart, 2, None), Choice::Other(1));
-        assert_eq!(own_choice(&tied, 2, Some(0.0015)), Choice::Other(1), "the reference had a choice");
-        assert_eq!(own_choice(&tied, 2, Some(0.0005)), Choice::NearTie);
-        assert_eq!(own_choice(&tied, 1, Some(0.0005)), Choice::NearTie);
-        assert_eq!(own_choice(&tied, 0, Some(0.0005)), Choice::Other(1), "the third is not among the two");
-        assert_eq!(own_choice(&apart, 1, Some(0.0005)), Choice::NotTied(1.0));
-        assert_eq!(own_choice(&tied, 2, None), Choice::NearTie);
-        assert_eq!(own_choice(&[f32::NAN; 3], 0, Some(1.0)), Choice::Other(0));
+        assert_eq!(own_choice(&apart, 1, Some(1.0), NEAR_TIE), Choice::Same);
+        assert_eq!(own_choice(&apart, 2, Some(1.0), NEAR_TIE), Choice::Other(1));
+        assert_eq!(own_choice(&apart, 2, None, NEAR_TIE), Choice::Other(1));
+        assert_eq!(own_choice(&tied, 2, Some(0.0015), NEAR_TIE), Choice::Other(1), "the reference had a choice");
+        assert_eq!(own_choice(&tied, 2, Some(0.0005), NEAR_TIE), Choice::NearTie);
+        assert_eq!(own_choice(&tied, 1, Some(0.0005), NEAR_TIE), Choice::NearTie);
+        assert_eq!(own_choice(&tied, 0, Some(0.0005), NEAR_TIE), Choice::Other(1), "the third is not among the two");
+        assert_eq!(own_choice(&apart, 1, Some(0.0005), NEAR_TIE), Choice::NotTied(1.0));
+        assert_eq!(own_choice(&tied, 2, None, NEAR_TIE), Choice::NearTie);
+        assert_eq!(own_choice(&[f32::NAN; 3], 0, Some(1.0), NEAR_TIE), Choice::Other(0));
     }
 
     #[test]

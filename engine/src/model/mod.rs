@@ -20,3 +20,10 @@ pub use error::ModelError;
 pub use rope::{Rope, Scaling};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
+
+#[cfg(test)]
+mod checkpoint_tests;
+#[cfg(test)]
+mod config_tests;
+#[cfg(test)]
+mod samples;

@@ -121,3 +121,46 @@ impl Scaling {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(theta: f32, scaling: Scaling) -> Rope {
+        Rope { theta, scaling }
+    }
+
+    #[test]
+    fn unscaled_frequencies_are_a_geometric_series() {
+        // 10000^(-2i/8): 1, 10^-1, 10^-2, 10^-3, each rounded as a reciprocal of an `f32`.
+        let frequencies = rope(10_000.0, Scaling::Default).frequencies(8);
+        assert_eq!(frequencies, [1.0, 0.1, 1.0 / 100.0, 1.0 / 1000.0]);
+    }
+
+    #[test]
+    fn linear_scaling_divides_every_frequency() {
+        let frequencies = rope(10_000.0, Scaling::Linear { factor: 4.0 }).frequencies(4);
+        assert_eq!(frequencies, [0.25, 0.0025]);
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_high_frequencies_divides_low_ones_and_steps_smoothly_between() {
+        // Llama 3.2's settings. Expected: the formula in exact arithmetic, rounded to seven digits; the
+        // wavelengths of pairs 15 to 17 lie between 8192 / 4 and 8192.
+        let scaling = Scaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let plain = rope(500_000.0, Scaling::Default).frequencies(64);
+        let scaled = rope(500_000.0, scaling).frequencies(64);
+        assert_eq!(scaled[..15], plain[..15]);
+        let between = [1.290_548e-3, 4.295_568e-4, 9.708_288e-5];
+        for (found, expected) in scaled[15..18].iter().zip(between) {
+            assert!((found / expected - 1.0f32).abs() < 1e-6, "{found} is not {expected}");
+        }
+        let divided: Vec<f32> = plain[18..].iter().map(|frequency| frequency / 32.0).collect();
+        assert_eq!(scaled[18..], divided);
+    }
+}

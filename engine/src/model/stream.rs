@@ -60,3 +60,146 @@ impl<'a> TextStream<'a> {
         Ok(text.strip_prefix(&self.given).unwrap_or_default().to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::model::samples::shipped;
+
+    fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+        let mut stream = tokenizer.stream();
+        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+        pieces.push(stream.finish().unwrap());
+        pieces
+    }
+
+    fn pair() -> Tokenizer {
+        Tokenizer::open(&shipped("pair/target")).unwrap()
+    }
+
+    #[test]
+    fn a_character_of_several_tokens_comes_whole_with_the_last_of_them() {
+        let tokenizer = pair();
+        let text = "a\u{1f980}b";
+        let ids = tokenizer.encode(text).unwrap();
+        assert!(ids.len() > 3, "the crab is no token of its own");
+        let pieces = pieces(&tokenizer, &ids);
+        let crab = pieces.len() - 3;
+        assert_eq!(pieces[0], "a");
+        assert!(pieces[1..crab].iter().all(String::is_empty), "{pieces:?}");
+        assert_eq!(pieces[crab..], ["\u{1f980}", "b", ""]);
+    }
+
+    #[test]
+    fn plain_words_come_at_once_and_special_tokens_have_no_text() {
+        let tokenizer = pair();
+        assert_eq!(pieces(&tokenizer, &[2195, 0, 524, 263]), ["It", "", " was", " a", ""]);
+    }
+
+    #[test]
+    fn an_unfinished_character_is_replaced_at_the_end() {
+        let tokenizer = pair();
+        let ids = tokenizer.encode("\u{1f980}").unwrap();
+        let pieces = pieces(&tokenizer, &ids[..ids.len() - 1]);
+        assert_eq!(pieces.concat(), "\u{fffd}");
+        assert_eq!(pieces.last().unwrap(), "\u{fffd}");
+    }
+
+    #[test]
+    fn an_unknown_token_is_an_error_and_the_stream_goes_on() {
+        let tokenizer = pair();
+        let mut stream = tokenizer.stream();
+        assert_eq!(stream.push(2195).unwrap(), "It");
+        assert!(stream.push(u32::MAX).is_err());
+        assert_eq!(stream.push(524).unwrap(), " was");
+        assert_eq!(stream.finish().unwrap(), "");
+    }
+
+    /// The kind that Llama 2 and early Mistral have: a space goes in front of a text and is taken away again,
+    /// and bytes that are no token of their own are spelled `<0x..>`.
+    fn falling_back() -> Tokenizer {
+        let dir = TempDir::new().unwrap();
+        let words = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "\u{2581}a", "\u{2581}\u{2581}", "\u{e9}"];
+        let bytes = [0x0a, 0x41, 0xc3, 0xa9, 0xe2, 0x82, 0xac, 0xff].map(|byte| format!("<0x{byte:02X}>"));
+        let vocabulary: serde_json::Map<_, _> = (words.map(str::to_owned).into_iter().chain(bytes))
+            .enumerate()
+            .map(|(id, token)| (token, json!(id)))
+            .collect();
+        let special = |id: usize| {
+            json!({
+                "id": id, "content": words[id], "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let definition = json!({
+            "version": "1.0", "truncation": null, "padding": null, "pre_tokenizer": null, "post_processor": null,
+            "added_tokens": [special(0), special(1), special(2)],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+            ]},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]},
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+                "vocab": vocabulary, "merges": ["\u{2581} a", "\u{2581} \u{2581}"],
+            },
+        });
+        std::fs::write(dir.path().join("tokenizer.json"), definition.to_string()).unwrap();
+        Tokenizer::open(dir.path()).unwrap()
+    }
+
+    #[test]
+    fn only_the_first_space_of_a_text_is_taken_away() {
+        let tokenizer = falling_back();
+        let ids = tokenizer.encode("a a \u{20ac}a").unwrap();
+        assert_eq!(ids, [5, 5, 3, 12, 13, 14, 4]);
+        let pieces = pieces(&tokenizer, &ids);
+        assert_eq!(pieces, ["a", " a", " ", "", "", "", "\u{20ac}a", ""]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_up_the_whole_text(ids in prop::collection::vec(0..4096_u32, 0..80)) {
+            thread_local!(static TOKENIZER: Tokenizer = pair());
+            TOKENIZER.with(|tokenizer| {
+                assert_eq!(pieces(tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
+            });
+        }
+
+        /// The 256 tokens of one byte each, most of them no text alone.
+        #[test]
+        fn pieces_of_stray_bytes_make_up_the_whole_text(ids in prop::collection::vec(0..260_u32, 0..40)) {
+            thread_local!(static TOKENIZER: Tokenizer = pair());
+            TOKENIZER.with(|tokenizer| {
+                assert_eq!(pieces(tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
+            });
+        }
+
+        #[test]
+        fn pieces_make_up_any_text_that_was_spelled(text in "\\PC{0,40}") {
+            thread_local!(static TOKENIZER: Tokenizer = pair());
+            TOKENIZER.with(|tokenizer| {
+                let ids = tokenizer.encode(&text).unwrap();
+                assert_eq!(pieces(tokenizer, &ids).concat(), text);
+            });
+        }
+
+        #[test]
+        fn pieces_make_up_the_whole_text_where_bytes_fall_back(ids in prop::collection::vec(0..16_u32, 0..40)) {
+            thread_local!(static TOKENIZER: Tokenizer = falling_back());
+            TOKENIZER.with(|tokenizer| {
+                assert_eq!(pieces(tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
+            });
+        }
+    }
+}

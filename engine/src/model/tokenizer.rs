@@ -207,3 +207,222 @@ fn merge(value: &Value) -> String {
 fn canonical(part: impl serde::Serialize) -> serde_json::Result<String> {
     serde_json::to_string(&part)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::samples::{Copy, json, shipped};
+
+    const PAIR: &str = "pair/draft";
+    const FILE: &str = "tokenizer.json";
+
+    #[test]
+    fn texts_are_spelled_as_the_reference_spells_them_and_read_back() {
+        let reference = json(&shipped("pair/reference.json"));
+        let cases = reference["tokenizer_cases"].as_array().unwrap();
+        assert_eq!(cases.len(), 31);
+        let tokenizer = Tokenizer::open(&shipped("pair/target")).unwrap();
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            assert_eq!(tokenizer.encode(text).unwrap(), ids, "{text:?}");
+            let special = ids.iter().any(|&id| tokenizer.is_special(id));
+            assert!(special || tokenizer.decode(&ids).unwrap() == text, "{text:?}");
+        }
+        for prompt in reference["prompts"].as_array().unwrap() {
+            let ids: Vec<u32> = serde_json::from_value(prompt["target_greedy_ids"].clone()).unwrap();
+            assert_eq!(tokenizer.decode(&ids).unwrap(), prompt["target_text"].as_str().unwrap());
+        }
+    }
+
+    #[test]
+    fn ids_are_known_or_an_error() {
+        let dir = shipped(PAIR);
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        assert_eq!((tokenizer.vocabulary_size(), tokenizer.largest_id()), (4096, Some(4095)));
+        assert!(tokenizer.knows(4095) && !tokenizer.knows(4096));
+        assert!(tokenizer.is_special(0) && tokenizer.is_special(1) && !tokenizer.is_special(2));
+        assert_eq!(tokenizer.decode(&[0, 1]).unwrap(), "", "special tokens have no text");
+        assert_eq!(
+            tokenizer.decode(&[2, 4096]).unwrap_err().to_string(),
+            format!(
+                "cannot use the model in {}: tokenizer.json has no token with the id 4096; use ids of this model's \
+                 tokenizer",
+                dir.display()
+            )
+        );
+    }
+
+    #[test]
+    fn a_trainings_truncation_and_padding_change_nothing() {
+        let copy = Copy::of(PAIR);
+        copy.edit(FILE, |definition| {
+            definition["truncation"] =
+                json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+            definition["padding"] = json!({
+                "strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 1,
+                "pad_type_id": 0, "pad_token": "<|pad|>",
+            });
+        });
+        let ids = Tokenizer::open(copy.dir()).unwrap().encode("It was a truth well known").unwrap();
+        assert_eq!(ids, [2195, 524, 263, 3850, 1183, 2421]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_refused() {
+        let copy = Copy::of(PAIR);
+        let complaint = || {
+            let error = Tokenizer::open(copy.dir()).err().unwrap().to_string();
+            let begin = format!("cannot use the model in {}: tokenizer.json ", copy.dir().display());
+            error.strip_prefix(&begin).unwrap().to_owned()
+        };
+        copy.write(FILE, r#"{"version":"1.0"}"#);
+        assert!(complaint().starts_with("is not a tokenizer ("), "{}", complaint());
+        copy.write(FILE, "[1]");
+        assert!(complaint().starts_with("is not a tokenizer ("), "{}", complaint());
+        copy.write(FILE, "{");
+        assert_eq!(
+            complaint(),
+            "is not valid JSON (EOF while parsing an object at line 1 column 1); download it again"
+        );
+        copy.remove(FILE);
+        assert_eq!(complaint(), "is missing; download it again");
+    }
+
+    #[test]
+    fn a_tokenizer_cut_anywhere_is_refused_without_a_panic() {
+        let copy = Copy::of(PAIR);
+        let whole = copy.read(FILE);
+        for len in (0..2000).step_by(7).chain((2000..whole.len()).step_by(9973)) {
+            copy.write(FILE, &whole[..len]);
+            assert!(Tokenizer::open(copy.dir()).is_err(), "cut after {len} bytes");
+        }
+    }
+
+    /// A change to a tokenizer's definition, and what is said of it.
+    type Row = (fn(&mut Value), &'static str);
+
+    /// What is said of the shipped tokenizer and a changed one.
+    fn difference(change: impl FnOnce(&mut Value)) -> Option<String> {
+        let copy = Copy::of(PAIR);
+        copy.edit(FILE, change);
+        let (shipped, changed) =
+            (Tokenizer::open(&shipped(PAIR)).unwrap(), Tokenizer::open(copy.dir()).unwrap());
+        let sentence = shipped.same_as(&changed).err().map(|error| error.to_string());
+        assert_eq!(sentence.is_some(), changed.same_as(&shipped).is_err(), "it goes both ways");
+        sentence.map(|sentence| {
+            let begin =
+                format!("{} and {} do not spell alike: ", shipped.path.display(), changed.path.display());
+            let rest = sentence.strip_prefix(&begin).unwrap();
+            rest.strip_suffix("; use a draft made for its target").unwrap().to_owned()
+        })
+    }
+
+    #[test]
+    fn tokenizers_that_spell_alike_are_the_same_however_they_are_written() {
+        let target = Tokenizer::open(&shipped("pair/target")).unwrap();
+        for other in [PAIR, "tiny/qwen2-bias-tied", "tiny/qwen3-qknorm", "tiny/llama3-gqa-untied-sharded"] {
+            target.same_as(&Tokenizer::open(&shipped(other)).unwrap()).unwrap();
+        }
+        let rewritten = difference(|definition| {
+            definition["truncation"] =
+                json!({"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0});
+            definition["model"]["dropout"] = Value::Null;
+            definition["model"]["continuing_subword_prefix"] = json!("");
+            definition["model"].as_object_mut().unwrap().remove("ignore_merges");
+            for merge in definition["model"]["merges"].as_array_mut().unwrap() {
+                *merge = match &*merge {
+                    Value::String(joined) => json!(joined.split(' ').collect::<Vec<_>>()),
+                    list => json!(format!("{} {}", list[0].as_str().unwrap(), list[1].as_str().unwrap())),
+                };
+            }
+        });
+        assert_eq!(rewritten, None);
+    }
+
+    #[test]
+    fn tokenizers_that_differ_are_told_apart_by_their_first_difference() {
+        let added = |content: &str, id| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let rows: &[Row] = &[
+            (
+                |definition| {
+                    definition["model"]["vocab"]["!"] = json!(3);
+                    definition["model"]["vocab"]["\""] = json!(2);
+                },
+                "token \"!\" is 2 in the first and 3 in the second",
+            ),
+            (
+                |definition| {
+                    let vocabulary = definition["model"]["vocab"].as_object_mut().unwrap();
+                    let id = vocabulary.remove("<|pad|>").unwrap();
+                    vocabulary.insert("<|fill|>".to_owned(), id);
+                    definition["added_tokens"][1]["content"] = json!("<|fill|>");
+                },
+                "token \"<|pad|>\" is 1 in the first and not in the second",
+            ),
+            (
+                |definition| definition["added_tokens"][1]["special"] = json!(false),
+                "their special tokens differ",
+            ),
+            (
+                |definition| definition["added_tokens"][1]["lstrip"] = json!(true),
+                "their special tokens differ",
+            ),
+            (
+                |definition| definition["model"]["merges"].as_array_mut().unwrap().swap(5, 6),
+                "their merges differ",
+            ),
+            (
+                |definition| definition["normalizer"] = json!({"type": "NFC"}),
+                "their normalisation rules differ",
+            ),
+            (
+                |definition| {
+                    definition["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = json!(false);
+                },
+                "their word-splitting rules differ",
+            ),
+            (|definition| definition["model"]["ignore_merges"] = json!(true), "their model rules differ"),
+            (|definition| definition["decoder"] = json!({"type": "Fuse"}), "their decoding rules differ"),
+        ];
+        for (change, expected) in rows {
+            assert_eq!(difference(change).as_deref(), Some(*expected));
+        }
+        let one_more = difference(|definition| {
+            definition["added_tokens"].as_array_mut().unwrap().push(added("<|more|>", 4096));
+        });
+        assert_eq!(one_more.as_deref(), Some("the first has 4096 tokens and the second 4097"));
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn no_change_of_a_tokenizers_bytes_makes_it_panic(
+            changes in proptest::collection::vec((0..1200_usize, 32..127_u8), 1..4),
+        ) {
+            thread_local!(static COPY: Copy = Copy::of(PAIR));
+            let mut bytes = std::fs::read(shipped(PAIR).join(FILE)).unwrap();
+            for (place, byte) in changes {
+                bytes[place] = byte;
+            }
+            COPY.with(|copy| {
+                copy.write(FILE, bytes);
+                match Tokenizer::open(copy.dir()) {
+                    Ok(tokenizer) => {
+                        let ids = tokenizer.encode("It was 1813, a truth\n").unwrap();
+                        let _ = tokenizer.decode(&ids);
+                    }
+                    Err(error) => assert!(error.to_string().lines().count() <= 4),
+                }
+            });
+        }
+    }
+}

@@ -106,6 +106,8 @@ pub(super) fn attend(
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use super::*;
     use crate::device::cpu::cache::Cache;
 

@@ -15,7 +15,7 @@ use crate::device::DeviceError;
 /// One key-value head of one layer.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
-    head_dim: usize,
+    width: usize,
     /// `[positions / 32, head_dim, 32]`
     keys: Vec<Line>,
     /// One for each 32 of the head's values: `[positions, 32]`.
@@ -24,12 +24,12 @@ pub(super) struct Head {
 
 impl Head {
     fn new(head_dim: usize) -> Self {
-        Head { head_dim, keys: Vec::new(), values: vec![Vec::new(); head_dim.div_ceil(PANEL)] }
+        Head { width: head_dim, keys: Vec::new(), values: vec![Vec::new(); head_dim.div_ceil(PANEL)] }
     }
 
     /// Lines of a panel of keys.
     fn key_lines(&self) -> usize {
-        Kind::F32.lines(self.head_dim)
+        Kind::F32.lines(self.width)
     }
 
     /// Room for `positions`, whole panels.
@@ -86,7 +86,7 @@ impl Head {
     fn copy(&self, len: usize) -> Self {
         let lines = len.div_ceil(PANEL) * self.key_lines();
         let values = self.values.iter().map(|values| values[..Kind::F32.lines(len)].to_vec()).collect();
-        Head { head_dim: self.head_dim, keys: self.keys[..lines].to_vec(), values }
+        Head { width: self.width, keys: self.keys[..lines].to_vec(), values }
     }
 
     /// Puts the first `len` positions of a copy back and leaves those behind as they are.
@@ -201,7 +201,7 @@ impl Cache {
     /// Keys and values of one layer, `[len, kv_heads * head_dim]` each.
     pub(super) fn rows(&self, layer: usize) -> (Vec<f32>, Vec<f32>) {
         let heads = &self.layers[layer];
-        let head_dim = heads.first().map_or(0, |head| head.head_dim);
+        let head_dim = heads.first().map_or(0, |head| head.width);
         let width = heads.len() * head_dim;
         let (mut keys, mut values) = (vec![0.0; self.len * width], vec![0.0; self.len * width]);
         for (at, head) in heads.iter().enumerate() {
@@ -217,6 +217,8 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use super::*;
 
     /// Appends `rows` positions whose numbers tell where they belong, shifted by `salt`.

@@ -4,8 +4,6 @@
 //! even inputs and one over the odd ones, each in order, added at the end: this order depends on nothing
 //! else, so a row's result is the same bits whichever rows share its tile.
 
-#![allow(unsafe_code)]
-
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -14,6 +12,12 @@ mod portable;
 
 use super::lanes::{self, Lanes};
 use super::packed::{Kind, Line};
+
+/// Lines between the one in use and the one asked for from memory: 12 KiB. With several rows there is so much
+/// arithmetic to a line that the processor does not look far enough ahead by itself: without this a pass of
+/// five rows takes 2.1 times as long as one of a single row, with it 1.3 times.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 192;
 
 /// Rows that a tile can have: what the widest registers hold.
 pub(super) const TILE_ROWS: usize = 6;
@@ -130,6 +134,7 @@ impl Isa {
     }
 }
 
+#[expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
 #[inline(always)]
 fn swiglu(tile: &mut Tile, rows: usize) {
     for [gate, up] in &mut tile.0[..rows] {
@@ -139,6 +144,8 @@ fn swiglu(tile: &mut Tile, rows: usize) {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use super::*;
     use crate::device::cpu::packed::{Matrix, Packed};
     use crate::device::cpu::pool::Pool;

@@ -5,6 +5,7 @@
 //! and sums run in one order that depends on the length alone.
 
 #![forbid(unsafe_code)]
+#![expect(clippy::inline_always, reason = "to be compiled for the caller's instruction set")]
 
 use super::packed::LANES;
 
@@ -101,6 +102,8 @@ fn fold(lanes: Lanes, join: impl Fn(f32, f32) -> f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use super::*;
 
     #[test]

@@ -153,7 +153,7 @@ impl Layer {
         };
         if step.rows > TILE_ROWS {
             step.pool.units(heads, 1, scratch, |scratch, number, heads| {
-                heads.iter_mut().for_each(|head| put(&mut scratch.queries, number, head));
+                put(&mut scratch.queries, number, &mut heads[0]);
             });
         } else if let [scratch, ..] = scratch {
             heads.iter_mut().enumerate().for_each(|(number, head)| put(&mut scratch.queries, number, head));

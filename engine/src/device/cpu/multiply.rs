@@ -75,7 +75,7 @@ impl Multiplier<'_> {
         });
     }
 
-    /// The panels of one thread's columns, each result given to `then`.
+    /// The panels of some columns, each result given to `then`.
     fn panels(
         &self,
         weights: &Packed,
@@ -123,7 +123,7 @@ impl Greedy {
             }
         }
         let largest = largest.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-        let Some(at) = values.iter().position(|&value| value == largest) else { return };
+        let Some(at) = values.iter().position(|&value| value >= largest) else { return };
         // Bits in the order of the numbers, above the index counted backwards; both zeros are one.
         let bits = (largest + 0.0).to_bits();
         let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
@@ -141,6 +141,8 @@ impl Greedy {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::float_cmp, reason = "the same bits are what is asked for")]
+
     use half::{bf16, f16};
     use proptest::prelude::*;
 

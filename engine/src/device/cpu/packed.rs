@@ -117,10 +117,8 @@ impl Packed {
         F: Fn(usize, usize) -> Option<(usize, usize)> + Sync,
     {
         let inputs = parts.first().map_or(0, |part| part.inputs);
-        let kind = match parts.iter().all(|part| part.dtype == Dtype::Bf16) {
-            true => Kind::Bf16,
-            false => Kind::F32,
-        };
+        let bf16 = parts.iter().all(|part| part.dtype == Dtype::Bf16);
+        let kind = if bf16 { Kind::Bf16 } else { Kind::F32 };
         let mut lines = vec![Line::default(); panels * kind.lines(inputs)];
         pool.units(
             &mut lines,

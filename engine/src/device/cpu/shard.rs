@@ -78,13 +78,11 @@ impl CpuShard {
         };
         let layers = part.layers.clone().map(|layer| Ok(Layer::pack(&pool, &checkpoint.layer(layer)?)));
         let layers = layers.collect::<Result<Vec<_>, DeviceError>>()?;
-        let head = match part.head {
-            true => Some(Head {
-                norm: checkpoint.final_norm()?.to_f32(),
-                weights: Packed::stacked(&pool, &[Matrix::new(&checkpoint.head()?)]),
-            }),
-            false => None,
-        };
+        let mut head = None;
+        if part.head {
+            let weights = Packed::stacked(&pool, &[Matrix::new(&checkpoint.head()?)]);
+            head = Some(Head { norm: checkpoint.final_norm()?.to_f32(), weights });
+        }
         Ok(CpuShard {
             angles: Angles::new(config.rope.frequencies(config.head_dim)),
             cache: Cache::new(layers.len(), config.kv_heads, config.head_dim, part.context),

@@ -1,14 +1,14 @@
 //! AVX2 with FMA: half a panel is two registers, so that three rows of half a panel keep 12 sums.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps,
-    _mm256_load_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_store_ps,
+    __m256, __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_fmadd_ps, _mm256_load_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_slli_epi32, _mm256_store_ps,
 };
 
 use super::super::lanes;
 use super::super::packed::{Kind, Line};
-use super::{Rows, Tile};
+use super::{AHEAD, Rows, Tile};
 
 /// Rows at a time.
 const ROWS: usize = 3;
@@ -75,6 +75,14 @@ unsafe fn load(line: *const Line) -> [__m256i; 2] {
     unsafe { [_mm256_load_si256(line.cast()), _mm256_load_si256(line.cast::<__m256i>().add(1))] }
 }
 
+/// Asks for a line that will be needed soon. Past the weights' end it asks for nothing of use, which is
+/// allowed: a prefetch does not fault.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn prefetch(lines: *const Line, at: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(at + AHEAD).cast());
+}
+
 /// # Safety
 /// As [`tile`], with `R` rows; `lines` starts at the half's first.
 #[target_feature(enable = "avx2,fma")]
@@ -89,6 +97,7 @@ unsafe fn bf16<const R: usize>(
     let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
     let mut sums = [[[_mm256_setzero_ps(); 2]; 2]; R];
     for pair in 0..inputs / 2 {
+        prefetch(lines, 2 * pair);
         // SAFETY: a half panel has every second line, one a pair, and each row two values.
         unsafe {
             let bits = load(lines.add(2 * pair));
@@ -124,6 +133,8 @@ unsafe fn f32<const R: usize>(
     // SAFETY: called with `input < inputs`; a half panel has every second line, one an input.
     let weights = |input: usize| unsafe { load(lines.add(2 * input)).map(|bits| _mm256_castsi256_ps(bits)) };
     for pair in 0..inputs / 2 {
+        prefetch(lines, 4 * pair);
+        prefetch(lines, 4 * pair + 2);
         // SAFETY: each row has two values a pair.
         unsafe {
             add(&mut sums, 0, weights(2 * pair), x.add(2 * pair), stride);

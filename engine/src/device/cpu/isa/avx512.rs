@@ -1,13 +1,14 @@
 //! AVX-512: a half panel is one register; the widest tile keeps 24 sums.
 
 use std::arch::x86_64::{
-    __m512, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_load_si512,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_store_ps,
+    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps,
+    _mm512_load_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+    _mm512_store_ps,
 };
 
 use super::super::lanes;
 use super::super::packed::{Kind, Line};
-use super::{Rows, Tile};
+use super::{AHEAD, Rows, Tile};
 
 /// See [`Isa::tile`](super::Isa::tile).
 ///
@@ -60,6 +61,14 @@ unsafe fn add<const R: usize>(
     }
 }
 
+/// Asks for a line that will be needed soon. Past the weights' end it asks for nothing of use, which is
+/// allowed: a prefetch does not fault.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch(lines: *const Line, at: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(at + AHEAD).cast());
+}
+
 /// # Safety
 /// As [`tile`], with `R` rows.
 #[target_feature(enable = "avx512f")]
@@ -73,6 +82,8 @@ unsafe fn bf16<const R: usize>(
     let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
     let mut sums = [[[_mm512_setzero_ps(); 2]; 2]; R];
     for pair in 0..inputs / 2 {
+        prefetch(lines, 2 * pair);
+        prefetch(lines, 2 * pair + 1);
         // SAFETY: a panel has two lines a pair, and each row two values.
         unsafe {
             let bits = [0, 1].map(|half| _mm512_load_si512(lines.add(2 * pair + half).cast()));
@@ -109,6 +120,9 @@ unsafe fn f32<const R: usize>(
         [0, 1].map(|half| _mm512_castsi512_ps(_mm512_load_si512(lines.add(2 * input + half).cast())))
     };
     for pair in 0..inputs / 2 {
+        for line in 0..4 {
+            prefetch(lines, 4 * pair + line);
+        }
         // SAFETY: each row has two values a pair.
         unsafe {
             add(&mut sums, 0, weights(2 * pair), x.add(2 * pair), stride);

@@ -37,7 +37,7 @@ pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, ti
     }
 }
 
-#[inline(always)]
+#[inline]
 fn add(sum: &mut Lanes, line: &Line, widen: impl Fn(u32) -> u32, x: f32) {
     for (sum, &bits) in sum.iter_mut().zip(&line.0) {
         *sum += f32::from_bits(widen(bits)) * x;

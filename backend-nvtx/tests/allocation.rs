@@ -1,0 +1,68 @@
+//! A range allocates nothing once its label is known, whether a profiler hears or not.
+
+#![cfg(target_os = "linux")]
+
+mod child;
+mod shim;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use backend_nvtx::Nvtx;
+use marker_core::{Detail, Fields, Label, Marker, Markers, Phase, Scope, range};
+use shim::Shim;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: the system's allocator does the work; the count beside it allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+#[ignore = "run by other tests, in a process of its own"]
+fn scene_ranges() {
+    let nvtx = Nvtx::load_or_diagnose(Detail::Full);
+    let markers = Markers::new(&nvtx, Detail::Full);
+    let free = Label::text("in no table");
+    let ranges = |times: u64| {
+        for n in 0..times {
+            range!(markers, Fields::new(Scope::SPEC_DECODE).mode(Phase::Batched).tokens(30));
+            // Ever new numbers: most have no place in the table.
+            range!(markers, Fields::new(Scope::SAMPLE).tokens(n));
+            let token = nvtx.push(&free);
+            markers.mark("mark");
+            markers.start("span").stop();
+            nvtx.pop(token);
+        }
+    };
+    ranges(1000);
+    let before = ALLOCATIONS.get();
+    ranges(1000);
+    let during = ALLOCATIONS.get() - before;
+    println!("> {} {during}", nvtx.is_attached());
+}
+
+#[test]
+fn a_known_label_costs_no_allocation() {
+    let shim = Shim::new();
+    let (ended, _) = shim.run(shim.scene("scene_ranges").env("SHIM_WITNESS", "1"));
+    assert_eq!(ended.told(), ["true 0"]);
+    assert_eq!(child::run(&mut child::scene("scene_ranges"), child::LIMIT).well().told(), ["false 0"]);
+}

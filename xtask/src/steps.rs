@@ -1,0 +1,166 @@
+//! The steps of `cargo xtask test`, and taking them. The tests come last, so that their result lines end the output.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::features::Package;
+
+/// Programs that are no members of the workspace, and where cargo builds them.
+const PROOFS: &str = "marker-core/proof";
+
+/// One command.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// What it is about, as a failure names it.
+    title: String,
+    /// What follows `cargo`.
+    arguments: Vec<String>,
+    /// Set for this step.
+    variables: Vec<(&'static str, &'static str)>,
+}
+
+impl Step {
+    fn cargo(title: impl Into<String>, arguments: &str) -> Self {
+        Step {
+            title: title.into(),
+            arguments: arguments.split_whitespace().map(str::to_owned).collect(),
+            variables: Vec::new(),
+        }
+    }
+
+    fn with(mut self, variable: &'static str, value: &'static str) -> Self {
+        self.variables.push((variable, value));
+        self
+    }
+
+    /// The command as one would type it.
+    fn typed(&self) -> String {
+        let variables = self.variables.iter().map(|(name, value)| format!("{name}={value} "));
+        format!("{}cargo {}", variables.collect::<String>(), self.arguments.join(" "))
+    }
+}
+
+/// Every step, in order: the quick ones first.
+pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
+    let proof = |name: &str| format!("{PROOFS}/{name}/Cargo.toml");
+    let (no_std, null_cost) = (proof("no-std"), proof("null-cost"));
+    let mut steps = vec![
+        Step::cargo("format", "fmt --all --check"),
+        Step::cargo("format of a proof", &format!("fmt --manifest-path {no_std} --check")),
+        Step::cargo("format of a proof", &format!("fmt --manifest-path {null_cost} --check")),
+        Step::cargo("clippy", "clippy --workspace --all-targets --all-features -- -D warnings"),
+        Step::cargo("clippy, default features", "clippy --workspace --all-targets -- -D warnings"),
+    ];
+    steps.extend(packages.iter().flat_map(feature_steps));
+    steps.push(Step::cargo("docs", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-Dwarnings"));
+    let no_std_run =
+        format!("run --quiet --locked --release --manifest-path {no_std} --target-dir target/proof/no-std");
+    steps.push(Step::cargo("proof that marker-core needs no std", &no_std_run));
+    // With it runs the proof that the null backend leaves no instruction: backend-null/tests/leaves_nothing.rs.
+    steps.push(Step::cargo("tests", "test --workspace"));
+    steps
+}
+
+/// A package built by itself, since in the workspace cargo unites the features that others ask for.
+fn feature_steps(package: &Package) -> Vec<Step> {
+    let name = &package.name;
+    let mut steps: Vec<_> = package
+        .feature_sets()
+        .into_iter()
+        .map(|set| {
+            let title = match set.len() {
+                0 => format!("{name} without features"),
+                _ => format!("{name} with {}", set.join(" and ")),
+            };
+            let features =
+                if set.is_empty() { String::new() } else { format!("--features {}", set.join(",")) };
+            Step::cargo(
+                title,
+                &format!("clippy --package {name} --no-default-features {features} -- -D warnings"),
+            )
+        })
+        .collect();
+    if !package.features.is_empty() {
+        let title = format!("tests of {name} without features");
+        let check = format!("clippy --package {name} --no-default-features --all-targets -- -D warnings");
+        steps.push(Step::cargo(title, &check));
+    }
+    steps
+}
+
+/// Takes the steps, up to the first that fails.
+pub(crate) fn run(root: &Path, steps: &[Step]) -> Result<(), String> {
+    let began = Instant::now();
+    for (at, step) in steps.iter().enumerate() {
+        let place = format!("[{}/{}]", at + 1, steps.len());
+        let typed = step.typed();
+        eprintln!("xtask: {place} {}: {typed}", step.title);
+        let step_began = Instant::now();
+        let status = Command::new(cargo())
+            .args(&step.arguments)
+            .envs(step.variables.iter().copied())
+            .current_dir(root)
+            .status()
+            .map_err(|cause| format!("{place} cannot run `{typed}`: {cause}"))?;
+        if !status.success() {
+            return Err(format!("{place} {} FAILED ({status}): {typed}", step.title));
+        }
+        eprintln!("xtask: {place} passed in {:.1} s", step_began.elapsed().as_secs_f64());
+    }
+    eprintln!("xtask: all {} steps passed in {:.0} s", steps.len(), began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The cargo that runs this program, or else the one in the path.
+pub(crate) fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(packages: &[Package]) -> Vec<String> {
+        all(packages).iter().map(Step::typed).collect()
+    }
+
+    #[test]
+    fn a_new_feature_is_covered_alone_and_with_the_others() {
+        let features = vec!["nvtx".into(), "record".into()];
+        let steps = typed(&[Package { name: "engine".into(), features }]);
+        for features in ["", "--features nvtx ", "--features record ", "--features nvtx,record "] {
+            let step =
+                format!("cargo clippy --package engine --no-default-features {features}-- -D warnings");
+            assert!(steps.contains(&step), "{step} is not in {steps:#?}");
+        }
+    }
+
+    #[test]
+    fn the_tests_come_last_and_the_documents_deny_warnings() {
+        let steps = typed(&[]);
+        assert_eq!(steps.last().unwrap(), "cargo test --workspace");
+        assert!(steps.contains(&"RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps".to_owned()));
+        assert!(steps.iter().any(|step| step.contains("fmt --all --check")));
+    }
+
+    #[test]
+    fn the_first_failure_stops_and_is_named() {
+        let step = |title, arguments| Step::cargo(title, arguments);
+        let steps = [step("good", "--version"), step("bad", "no-such-command"), step("worse", "neither")];
+        let told = run(&crate::root(), &steps).unwrap_err();
+        assert!(told.starts_with("[2/3] bad FAILED") && told.ends_with("cargo no-such-command"), "{told}");
+        assert_eq!(run(&crate::root(), &steps[..1]), Ok(()));
+    }
+
+    #[test]
+    fn every_proof_is_where_the_steps_look() {
+        for step in all(&[]) {
+            let manifest = step.arguments.iter().skip_while(|argument| *argument != "--manifest-path").nth(1);
+            if let Some(manifest) = manifest {
+                assert!(crate::root().join(manifest).is_file(), "{manifest}");
+            }
+        }
+    }
+}
