@@ -13,7 +13,7 @@ use std::process::Command;
 const SOURCE: &str = "src/kernels/phasemark.cpp";
 
 /// The image's name in Rust, its file and what makes it.
-const IMAGES: [(&str, &str, &[&str]); 2] = [
+const IMAGES: [(&str, &str, &[&str]); 3] = [
     (
         "HSACO_GFX1151",
         "phasemark.gfx1151.hsaco",
@@ -37,6 +37,20 @@ const IMAGES: [(&str, &str, &[&str]); 2] = [
             "-nocudainc",
             "-nocudalib",
             "--cuda-feature=+ptx75",
+            "-S",
+        ],
+    ),
+    // The same for chips whose kernels may begin before the one before them has ended.
+    (
+        "PTX_SM_90",
+        "phasemark.sm_90.ptx",
+        &[
+            "-xcuda",
+            "--cuda-gpu-arch=sm_90",
+            "--cuda-device-only",
+            "-nocudainc",
+            "-nocudalib",
+            "--cuda-feature=+ptx78",
             "-S",
         ],
     ),

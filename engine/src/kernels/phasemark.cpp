@@ -22,6 +22,12 @@
 // Query heads of one key/value head that are taken together.
 #define GROUP 8
 
+// How every kernel begins, unless it has something to do that depends on no kernel before it.
+DEVICE void begin() {
+    next_may_begin();
+    previous_done();
+}
+
 // Splits `value` into its planes at index `at`.
 DEVICE void store_planes(u16 *planes, u64 plane, u64 at, float value) {
     u16 high = to_bf16(value);
@@ -69,6 +75,7 @@ struct Embed {
     u32 width, w_planes;
 };
 KERNEL THREADS(256, 1) void embed(Embed a) {
+    begin();
     u32 row = block_x();
     const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.width;
     for (u32 i = thread_x(); i < a.width; i += 256) {
@@ -92,6 +99,7 @@ struct Norm {
     float epsilon;
 };
 KERNEL THREADS(1024, 1) void norm(Norm a) {
+    begin();
     SHARED float scratch[32];
     u32 row = block_x();
     float *x = a.x + (u64)(row + a.first) * a.width;
@@ -192,11 +200,13 @@ DEVICE void load_steps(Weights (*w)[FEW_TILES], const Strip &strip, u32 step, u3
 template <int COLUMNS>
 DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *rows, u32 width, u32 count, u32 first,
                        u32 last) {
-    if (first >= last) return;
     u64 plane = (u64)MAX_ROWS * width;
     u32 steps = width / 32;
     Weights next[FEW_UNROLL][FEW_TILES];
-    load_steps(next, strip, first, last);
+    // Weights depend on no kernel; rows do.
+    next_may_begin();
+    if (first < last) load_steps(next, strip, first, last);
+    previous_done();
     for (u32 step = first; step < last; step += FEW_UNROLL) {
         Weights w[FEW_UNROLL][FEW_TILES];
 #pragma unroll
@@ -346,6 +356,7 @@ struct Rotate {
     float epsilon, scale;
 };
 KERNEL THREADS(128, 1) void rotate(Rotate a) {
+    begin();
     SHARED float scratch[4];
     u32 row = block_x(), head = block_y(), half = a.head_dim / 2, i = thread_x();
     u32 position = *a.start + row;
@@ -400,6 +411,7 @@ struct Attend {
 // One block: one row, one key/value head, one chunk of positions, all query heads of that head. Four values of
 // a head a lane. With one chunk the result is final, else `merge` puts the chunks together.
 KERNEL THREADS(256, 1) void attend(Attend a) {
+    begin();
     SHARED f32x4 q[GROUP * 64];
     SHARED float scores[GROUP][CHUNK];
     SHARED f32x4 sums[GROUP][256];
@@ -496,6 +508,7 @@ KERNEL THREADS(256, 1) void attend(Attend a) {
 
 // Puts the chunks of one row and head together, in order.
 KERNEL THREADS(64, 1) void merge(Attend a) {
+    begin();
     u32 row = block_x(), head = block_y(), used = (*a.start + row) / CHUNK + 1, quads = a.head_dim / 4;
     u64 first = (u64)row * a.heads + head;
     const float *stats = a.stats + first * a.chunks * 2;
@@ -540,6 +553,7 @@ DEVICE u16 *dense_at(u16 *stage, u32 row, u32 part) { return stage + row * 32 + 
 
 template <bool GATED>
 DEVICE void dense(const Dense &a) {
+    begin();
     extern SHARED __attribute__((aligned(16))) u16 stages[];
     u32 t = thread_x(), wave = t / 32, m0 = wave % 2 * DENSE_M, n0 = wave / 2 * DENSE_N;
     u32 first_row = block_x() * DENSE_ROWS, steps = a.w_planes * a.width / 32, per_plane = a.width / 32;
@@ -583,26 +597,38 @@ DEVICE void dense(const Dense &a) {
         if (step < steps) copy(step);
         copy_group();
     }
-    for (u32 step = 0; step < steps; ++step) {
-        copy_wait<DENSE_STAGES - 2>();
-        barrier();
-        if (step + DENSE_STAGES - 1 < steps) copy(step + DENSE_STAGES - 1);
-        copy_group();
+    // Sixteen k are multiplied while the next sixteen come from shared memory.
+    Tile rows[2][DENSE_M / 16], outputs[2][DENSE_N / 16];
+    auto load = [&](u32 half, u32 step) {
         u16 *stage = stages + step % DENSE_STAGES * DENSE_STAGE;
 #pragma unroll
-        for (u32 k = 0; k < 4; k += 2) {
-            Tile rows[DENSE_M / 16];
+        for (u32 m = 0; m < DENSE_M / 16; ++m)
+            rows[half][m] = load_tile([&](u32 row, u32 part) { return dense_at(stage, m0 + 16 * m + row, 2 * half + part); });
 #pragma unroll
-            for (u32 m = 0; m < DENSE_M / 16; ++m)
-                rows[m] = load_tile([&](u32 row, u32 part) { return dense_at(stage, m0 + 16 * m + row, k + part); });
+        for (u32 n = 0; n < DENSE_N / 16; ++n)
+            outputs[half][n] = load_tile([&](u32 row, u32 part) {
+                return dense_at(stage + DENSE_ROWS * 32, n0 + 16 * n + row, 2 * half + part);
+            });
+    };
+    auto multiply_all = [&](u32 half) {
 #pragma unroll
-            for (u32 n = 0; n < DENSE_N / 16; ++n) {
-                Tile outputs = load_tile(
-                    [&](u32 row, u32 part) { return dense_at(stage + DENSE_ROWS * 32, n0 + 16 * n + row, k + part); });
+        for (u32 n = 0; n < DENSE_N / 16; ++n)
 #pragma unroll
-                for (u32 m = 0; m < DENSE_M / 16; ++m) multiply(sums[m][n], rows[m], outputs);
-            }
-        }
+            for (u32 m = 0; m < DENSE_M / 16; ++m) multiply(sums[m][n], rows[half][m], outputs[half][n]);
+    };
+    copy_wait<DENSE_STAGES - 2>();
+    barrier();
+    load(0, 0);
+    for (u32 step = 0; step < steps; ++step) {
+        load(1, step);
+        // Everybody has read the stage before this one, so its room is free.
+        if (step + DENSE_STAGES - 1 < steps) copy(step + DENSE_STAGES - 1);
+        copy_group();
+        multiply_all(0);
+        copy_wait<DENSE_STAGES - 2>();
+        barrier();
+        if (step + 1 < steps) load(0, step + 1);
+        multiply_all(1);
     }
 #pragma unroll
     for (u32 m = 0; m < DENSE_M / 16; ++m)
@@ -656,6 +682,7 @@ struct Flash {
 
 template <int TILES>
 DEVICE void flash(const Flash &a) {
+    begin();
     constexpr u32 DIM = 16 * TILES, KEY = DIM + FLASH_PAD, SHARE = FLASH_KEYS + FLASH_PAD;
     constexpr u32 SHARES = FLASH_ROWS * SHARE, KEYS = FLASH_KEYS * KEY;
     // Keys, and once they were used the rows' shares.
@@ -696,21 +723,25 @@ DEVICE void flash(const Flash &a) {
     u32 end = a.start + first + count;
     for (u32 from = 0; from < end; from += FLASH_KEYS) {
         barrier();
-        for (u32 i = t; i < FLASH_KEYS * DIM / 4; i += 256) {
-            u32 p = i / (DIM / 4), d = i % (DIM / 4) * 4;
-            f32x4 key = {0, 0, 0, 0};
-            if (from + p < end && d < a.head_dim)
-                key = *(const f32x4 *)(a.keys + ((u64)(from + p) * a.kv_heads + kv) * a.head_dim + d);
-            *(u16x4 *)(keys + p * KEY + d) = u16x4{to_bf16(key.x), to_bf16(key.y), to_bf16(key.z), to_bf16(key.w)};
+        // Positions behind the end are not seen by any row, but must be numbers: the last one comes again.
+#pragma unroll
+        for (u32 step = 0; step < FLASH_KEYS * DIM / 4 / 256; ++step) {
+            u32 i = step * 256 + t, p = i / (DIM / 4), d = i % (DIM / 4) * 4;
+            const float *key = a.keys + ((u64)min_of(from + p, end - 1) * a.kv_heads + kv) * a.head_dim;
+            f32x4 value = d < a.head_dim ? *(const f32x4 *)(key + d) : f32x4{0, 0, 0, 0};
+            *(u16x4 *)(keys + p * KEY + d) =
+                u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
         }
         // Four positions of one of the head's values a thread: neighbours in the turned room.
-        for (u32 i = t; i < FLASH_KEYS / 4 * DIM; i += 256) {
-            u32 p = i / DIM * 4, d = i % DIM;
+#pragma unroll
+        for (u32 step = 0; step < FLASH_KEYS * DIM / 4 / 256; ++step) {
+            u32 i = step * 256 + t, p = i / DIM * 4, d = i % DIM;
             u16x4 turned = {0, 0, 0, 0};
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j)
-                if (from + p + j < end && d < a.head_dim)
-                    turned[j] = to_bf16(a.values[((u64)(from + p + j) * a.kv_heads + kv) * a.head_dim + d]);
+            for (u32 j = 0; j < 4; ++j) {
+                const float *value = a.values + ((u64)min_of(from + p + j, end - 1) * a.kv_heads + kv) * a.head_dim;
+                turned[j] = d < a.head_dim ? to_bf16(value[d]) : 0;
+            }
             *(u16x4 *)(values + d * SHARE + p) = turned;
         }
         barrier();
@@ -827,6 +858,7 @@ struct Argmax {
     u32 vocab, stride, parts;
 };
 KERNEL THREADS(1024, 1) void argmax(Argmax a) {
+    begin();
     u32 row = block_x(), part = block_y(), id = 0xffffffff;
     u32 first = (u64)a.vocab * part / a.parts, last = (u64)a.vocab * (part + 1) / a.parts;
     const float *logits = a.logits + (u64)row * a.stride;
@@ -842,6 +874,7 @@ KERNEL THREADS(1024, 1) void argmax(Argmax a) {
     }
 }
 KERNEL THREADS(32, 1) void choose(Argmax a) {
+    begin();
     u32 row = block_x(), id = 0xffffffff;
     float top = -__builtin_inff();
     for (u32 part = thread_x(); part < a.parts; part += 32)

@@ -55,6 +55,10 @@ DEVICE float other_lane(float value, u32 mask) {
 }
 // Sixteen bytes that are read once: they should not push out of the cache what is read again.
 DEVICE u32x4 load_once(const u32x4 *from) { return __builtin_nontemporal_load(from); }
+// Where a kernel may begin before the one before it has ended: lets the next one begin, and waits until all work
+// before this kernel is done. Here each kernel begins when the one before has ended.
+DEVICE void next_may_begin() {}
+DEVICE void previous_done() {}
 // Asks for a line of memory that will be read soon. Not on this processor.
 DEVICE void ask_ahead(const void *) {}
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
@@ -81,6 +85,15 @@ DEVICE u32x4 load_once(const u32x4 *from) {
         : "l"(from));
     return got;
 }
+// Where a kernel may begin before the one before it has ended (from sm_90 on): lets the next one begin, and waits
+// until all work before this kernel is done.
+#if __CUDA_ARCH__ >= 900
+DEVICE void next_may_begin() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+DEVICE void previous_done() { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+#else
+DEVICE void next_may_begin() {}
+DEVICE void previous_done() {}
+#endif
 // Asks for a line of memory that will be read soon.
 DEVICE void ask_ahead(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory};
-use super::gpu::{Gpu, NO_KERNELS, PTX_SM_86};
+use super::gpu::{Gpu, NO_KERNELS, PTX_SM_86, PTX_SM_90};
 use super::{Device, DeviceError};
 
 /// What is called here and newer than the oldest drivers: without them a driver is too old.
@@ -81,6 +81,9 @@ fn code_name(code: sys::CUresult) -> String {
 
 struct Cuda {
     name: String,
+    image: &'static [u8],
+    /// Whether kernels may begin before the one before them has ended.
+    overlap: bool,
     ordinal: u32,
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -113,10 +116,12 @@ impl Cuda {
                 capability.0, capability.1, OLDEST.0, OLDEST.1
             ));
         }
+        let overlap = capability >= (9, 0) && PTX_SM_90.is_some() && std::env::var_os("NO90").is_none();
+        let image = if overlap { PTX_SM_90 } else { PTX_SM_86 }.unwrap_or_default();
         // SAFETY: the device was just given by the driver; released in `drop`.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        Ok(Cuda { name: format!("cuda:{ordinal}"), ordinal, device, context })
+        Ok(Cuda { name: format!("cuda:{ordinal}"), image, overlap, ordinal, device, context })
     }
 
     fn failed(&self, call: &'static str, code: sys::CUresult) -> DeviceError {
@@ -152,7 +157,7 @@ impl Driver for Cuda {
     }
 
     fn image(&self) -> &'static [u8] {
-        PTX_SM_86.unwrap_or_default()
+        self.image
     }
 
     fn dense(&self) -> DenseTile {
@@ -265,11 +270,32 @@ impl Driver for Cuda {
         argument: *mut c_void,
         on: Handle,
     ) -> Result<(), DeviceError> {
-        let Launch { blocks: [x, y, z], threads, shared } = launch;
+        let Launch { blocks: [x, y, z], threads, shared, overlap } = launch;
         let (function, mut arguments) = (function.0 as sys::CUfunction, [argument]);
         let (arguments, extra) = (arguments.as_mut_ptr(), std::ptr::null_mut());
-        let code = unsafe {
-            sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream(on), arguments, extra)
+        let code = if overlap && self.overlap {
+            let mut attribute = sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            };
+            let config = sys::CUlaunchConfig {
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared,
+                hStream: stream(on),
+                attrs: &raw mut attribute,
+                numAttrs: 1,
+            };
+            unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments, extra) }
+        } else {
+            unsafe {
+                sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream(on), arguments, extra)
+            }
         };
         self.check("cuLaunchKernel", code)
     }

@@ -104,6 +104,8 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Bytes of shared memory beyond what the kernel declares.
     pub(crate) shared: u32,
+    /// Whether it may begin before the kernel before it has ended, where the device can: it then waits by itself.
+    pub(crate) overlap: bool,
 }
 
 /// Memory of a device. It must not outlive the work that uses it: owners synchronise before they drop.

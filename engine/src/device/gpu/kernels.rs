@@ -186,7 +186,9 @@ impl Kernels {
         debug_assert_eq!(size_of::<A>(), kernel.argument_size(), "{kernel:?}");
         let blocks = blocks.map(|blocks| blocks as u32);
         let shared = if kernel.is_dense() { self.driver.dense().shared } else { 0 };
-        let launch = Launch { blocks, threads: threads as u32, shared };
+        // A pass begins with the copy of its inputs, which is no kernel.
+        let overlap = kernel != Kernel::Embed;
+        let launch = Launch { blocks, threads: threads as u32, shared, overlap };
         let mut argument = argument;
         // SAFETY: the argument is the kernel's own struct, copied by the driver during the call; the forward pass
         // keeps the buffers it names.

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use super::super::kernels::{Argmax, Attend, Dense, Embed, Few, Flash, Kernel, Norm, Rotate};
-use super::super::{HSACO_GFX1151, PTX_SM_86};
+use super::super::{HSACO_GFX1151, PTX_SM_86, PTX_SM_90};
 
 fn ptx() -> &'static str {
     std::str::from_utf8(PTX_SM_86.expect("clang++-19 made the PTX image")).unwrap()
 }
 
 /// Each kernel of the PTX image with the bytes of its one argument.
-fn ptx_arguments() -> BTreeMap<String, usize> {
-    let entries = ptx().split(".visible .entry ").skip(1);
+fn ptx_arguments(ptx: &str) -> BTreeMap<String, usize> {
+    let entries = ptx.split(".visible .entry ").skip(1);
     let argument = |entry: &str| {
         let (name, rest) = entry.split_once('(').unwrap();
         let parameters = rest.split_once(')').unwrap().0;
@@ -49,9 +49,12 @@ fn hsaco_arguments() -> BTreeMap<String, usize> {
 fn both_images_hold_the_same_kernels_with_the_hosts_arguments() {
     let host: BTreeMap<String, usize> =
         Kernel::ALL.iter().map(|kernel| (kernel.name().to_owned(), kernel.argument_size())).collect();
-    assert_eq!(ptx_arguments(), host);
+    assert_eq!(ptx_arguments(ptx()), host);
+    let newer = std::str::from_utf8(PTX_SM_90.expect("clang++-19 made the newer PTX image")).unwrap();
+    assert_eq!(ptx_arguments(newer), host);
+    assert!(newer.contains(".target sm_90") && newer.contains("griddepcontrol.wait"));
     assert_eq!(hsaco_arguments(), host);
-    assert!(ptx().contains(".target sm_86"));
+    assert!(ptx().contains(".target sm_86") && !ptx().contains("griddepcontrol"));
 }
 
 /// The offsets and sizes that the compiler gave to the fields of a kernel's struct: `layout_<struct>` in the image.

@@ -79,8 +79,11 @@ fn dense_logits_are_near_the_cpus() {
             gpu.roll_back(0).unwrap();
             let got = logits(&mut *gpu, &tokens, block, Kernels::Dense);
             let worst = got.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            eprintln!("{name}: dense logits, {block} rows a pass, differ by {worst:e} of up to {largest}");
-            assert!(worst < 0.02 * largest, "{name}");
+            let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();
+            let error = squares(&mut got.iter().zip(&exact).map(|(a, b)| a - b));
+            let off = (error / squares(&mut exact.iter().copied())).sqrt();
+            eprintln!("{name}: dense logits, {block} rows a pass: off by {off:.5}, at most {worst} of {largest}");
+            assert!(off < 0.05, "{name}");
         }
     }
 }
