@@ -164,21 +164,19 @@ struct Few {
     const u16 *planes;  // [PLANES, MAX_ROWS, width]
     const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
     const float *bias;  // gated only: [outputs] or null
-    const u8 *ahead;    // weights that are read next: this many rows of so many bytes, each read by parts; so many
-    u32 ahead_rows, ahead_stride, ahead_parts, ahead_lines; // lines at the start of each part are asked for
+    const u8 *ahead;    // weights that are read next: this many bytes of them, a line every so many bytes
+    u32 ahead_bytes, ahead_line;
     u32 outputs, width, w_planes, rows, splits, out_width;
 };
 
 // A matrix is read at the memory's full rate, and between two of them come small kernels that leave it idle. So
-// every block, as it ends, asks for its share of what the next matrix's waves read first.
+// every block asks for its share of the next matrix as it ends.
 DEVICE void ask_for_next(const Few &a) {
-    u32 across = a.outputs / FEW_OUTPUTS, threads = across * a.splits * FEW_THREADS;
-    u32 count = a.ahead_rows * a.ahead_parts * a.ahead_lines;
-    for (u32 i = (block_y() * across + block_x()) * FEW_THREADS + thread_x(); i < count; i += threads) {
-        u32 line = i % a.ahead_lines, part = i / a.ahead_lines % a.ahead_parts, row = i / a.ahead_lines / a.ahead_parts;
-        u32 begin = a.ahead_stride / 64 * part / a.ahead_parts * 64;
-        if (begin + line * 128 < a.ahead_stride) ask_ahead(a.ahead + (u64)row * a.ahead_stride + begin + line * 128);
-    }
+    u64 blocks = (u64)(a.outputs / FEW_OUTPUTS) * a.splits;
+    u64 block = (u64)block_y() * (a.outputs / FEW_OUTPUTS) + block_x();
+    for (u64 at = (block * FEW_THREADS + thread_x()) * a.ahead_line; at < a.ahead_bytes;
+         at += blocks * FEW_THREADS * a.ahead_line)
+        ask_ahead(a.ahead + at);
 }
 
 // Where a wave's weights are.
@@ -229,7 +227,7 @@ DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *row
                 for (int p = 0; p < PLANES; ++p) {
                     u32 row = c * TILE_ROWS;
                     x[u][c][p] = load_rows(rows + p * plane + (u64)row * width + at * 32, width,
-                                           count > row ? count - row : 1);
+                                           count > row ? count - row : 0);
                 }
         }
         // The matrix units cut what does not fit beside a large sum; a fresh sum for each few steps keeps f32's
@@ -899,8 +897,7 @@ LAYOUT(Norm, F(x), F(partial), F(bias), F(weight), F(planes), F(hidden), F(width
        F(first), F(threads), F(dense), F(epsilon))
 #undef S
 #define S Few
-LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(ahead), F(ahead_rows), F(ahead_stride),
-       F(ahead_parts), F(ahead_lines), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
+LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(ahead), F(ahead_bytes), F(ahead_line), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
 #undef S
 #define S Rotate
 LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(q), F(keys), F(values), F(start),

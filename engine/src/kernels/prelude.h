@@ -152,10 +152,12 @@ DEVICE Fragment load_weights(const u16 *weights, u64 stride, u64 half) {
     const u32x4 *from = (const u32x4 *)(weights + (m % 8) * stride + (m / 8) * half);
     return Fragment{{load_once(from), load_once(from + 1), load_once(from + 2), load_once(from + 3)}};
 }
-// `rows` points at the tile's first row, k of the step. Behind `count` rows, at least one, the last comes again:
-// nobody asks for the sums there.
+// `rows` points at the tile's first row, k of the step. Rows from `count` on are zero.
 DEVICE Fragment load_rows(const u16 *rows, u64 stride, u32 count) {
-    const u32x4 *from = (const u32x4 *)(rows + min_of(lane() % 16, count - 1) * stride);
+    const u32x4 zero = {0, 0, 0, 0};
+    u32 n = lane() % 16;
+    if (n >= count) return Fragment{{zero, zero, zero, zero}};
+    const u32x4 *from = (const u32x4 *)(rows + n * stride);
     return Fragment{{from[0], from[1], from[2], from[3]}};
 }
 DEVICE void multiply(Sums &sums, const Fragment &weights, const Fragment &rows) {
@@ -231,7 +233,9 @@ DEVICE Weights load_weights(const u16 *weights, u64 stride, u64 half) {
     return Weights{load_once((const u32x4 *)from), load_once((const u32x4 *)(from + half))};
 }
 DEVICE Rows load_rows(const u16 *rows, u64 stride, u32 count) {
-    return Rows{*(const u32x4 *)(rows + min_of(lane() / 4, count - 1) * stride + (lane() % 4) * 8)};
+    u32 n = lane() / 4;
+    if (n >= count) return Rows{{0, 0, 0, 0}};
+    return Rows{*(const u32x4 *)(rows + n * stride + (lane() % 4) * 8)};
 }
 DEVICE void multiply(Sums &sums, const Weights &weights, const Rows &rows) {
 #pragma unroll

@@ -174,30 +174,25 @@ pub(super) fn at(buffer: Option<&Buffer>) -> u64 {
 }
 
 /// Splits of a matrix's sums: by its shape only.
-fn splits_of(matrix: &Matrix) -> usize {
+fn splits(matrix: &Matrix) -> usize {
     let blocks = matrix.outputs / FEW_OUTPUTS;
     // A wave's share of k should be two steps at least.
     (BUSY / blocks.max(1)).min(matrix.steps() / (2 * FEW_K)).clamp(1, MOST_SPLITS)
 }
 
-/// Has a matrix's kernel ask for the start of the one that is read next, whose sums are in `splits`.
-fn ask_ahead(few: Few, next: Option<(&Matrix, usize)>) -> Few {
-    let Some((next, splits)) = next else {
-        return Few { ahead_rows: 0, ahead_parts: 1, ahead_lines: 1, ..few };
-    };
-    Few {
-        ahead: next.at(),
-        ahead_rows: if AHEAD() == 0 { 0 } else { next.outputs as u32 },
-        ahead_stride: (next.planes * next.width * 2) as u32,
-        ahead_parts: (splits * FEW_K) as u32,
-        ahead_lines: AHEAD().max(1),
-        ..few
-    }
+/// What to ask for of the matrix that is read next.
+fn ahead(next: Option<&Matrix>) -> (u64, u32) {
+    next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD()) as u32))
 }
 #[allow(non_snake_case)]
-fn AHEAD() -> u32 {
+fn AHEAD() -> usize {
+    static N: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *N.get_or_init(|| std::env::var("AHEAD").ok().and_then(|v| v.parse().ok()).unwrap_or(8) << 20)
+}
+#[allow(non_snake_case)]
+fn AHEAD_LINE() -> u32 {
     static N: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-    *N.get_or_init(|| std::env::var("AHEAD").ok().and_then(|v| v.parse().ok()).unwrap_or(1))
+    *N.get_or_init(|| std::env::var("AHEAD_LINE").ok().and_then(|v| v.parse().ok()).unwrap_or(128))
 }
 
 impl Layer {
@@ -316,9 +311,8 @@ impl Model {
         let mut waiting = Waiting::default();
         for (number, layer) in self.layers.iter().enumerate() {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
-            let next = self.layers.get(number + 1).map(|layer| (&layer.qkv, splits_of(&layer.qkv)));
-            let next = next.or(self.head_weights().map(|weights| (weights, 1)));
-            waiting = self.layer(layer, next, waiting, steps, buffers, keys, on)?;
+            let next = self.layers.get(number + 1).map(|layer| &layer.qkv);
+            waiting = self.layer(layer, next.or(self.head_weights()), waiting, steps, buffers, keys, on)?;
         }
         match &steps.out {
             Out::Nothing => Ok(()),
@@ -338,7 +332,7 @@ impl Model {
     fn layer(
         &self,
         layer: &Layer,
-        next: Option<(&Matrix, usize)>,
+        next: Option<&Matrix>,
         waiting: Waiting,
         steps: &Steps,
         buffers: &Buffers,
@@ -349,7 +343,7 @@ impl Model {
         let stream = Rows { x: &buffers.x, partial: &buffers.partial, rows: steps.rows };
         let Steps { rows, chunks, .. } = *steps;
         self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
-        let splits = self.multiply(&layer.qkv, Some((&layer.o, splits_of(&layer.o))), &buffers.normed, &buffers.partial, rows, on)?;
+        let splits = self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
         let values = keys + self.cache_bytes() as u64;
         self.rotate(layer, (&buffers.partial, splits), &buffers.q, &buffers.inputs, keys, rows, on)?;
         let attend = Attend {
@@ -370,24 +364,26 @@ impl Model {
         if chunks > 1 {
             self.kernels.launch(Kernel::Merge, [rows, heads, 1], 64, attend, on)?;
         }
-        let splits = self.multiply(&layer.o, Some((&layer.gate_up, 1)), &buffers.attended, &buffers.partial, rows, on)?;
+        let splits = self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
         let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
         self.norm(Some(&layer.post_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
         let gate_up = &layer.gate_up;
+        let (ahead, ahead_bytes) = ahead(Some(&layer.down));
         let few = Few {
             out: buffers.gated.at(),
             planes: buffers.normed.at(),
             weights: gate_up.at(),
             bias: at(layer.gate_up_bias.as_ref()),
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE(),
             outputs: gate_up.outputs as u32,
             width: gate_up.width as u32,
             w_planes: gate_up.planes as u32,
             rows: rows as u32,
             splits: 1,
             out_width: inner as u32,
-            ..Few::default()
         };
-        let few = ask_ahead(few, Some((&layer.down, splits_of(&layer.down))));
         let kernel = if rows <= 8 { Kernel::Gated8 } else { Kernel::Gated16 };
         let blocks = [gate_up.outputs / FEW_OUTPUTS, 1, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)?;
@@ -499,13 +495,13 @@ impl Model {
     fn multiply(
         &self,
         matrix: &Matrix,
-        next: Option<(&Matrix, usize)>,
+        next: Option<&Matrix>,
         planes: &Buffer,
         out: &Buffer,
         rows: usize,
         on: Handle,
     ) -> Result<usize, DeviceError> {
-        let splits = splits_of(matrix);
+        let splits = splits(matrix);
         self.few_rows(matrix, next, planes, out, rows, splits, on)?;
         Ok(splits)
     }
@@ -513,26 +509,29 @@ impl Model {
     fn few_rows(
         &self,
         matrix: &Matrix,
-        next: Option<(&Matrix, usize)>,
+        next: Option<&Matrix>,
         planes: &Buffer,
         out: &Buffer,
         rows: usize,
         splits: usize,
         on: Handle,
     ) -> Result<(), DeviceError> {
+        let (ahead, ahead_bytes) = ahead(next);
         let few = Few {
             out: out.at(),
             planes: planes.at(),
             weights: matrix.at(),
             bias: 0,
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE(),
             outputs: matrix.outputs as u32,
             width: matrix.width as u32,
             w_planes: matrix.planes as u32,
             rows: rows as u32,
             splits: splits as u32,
-            ..Few::default()
+            out_width: 0,
         };
-        let few = ask_ahead(few, next);
         let kernel = if rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
         let blocks = [matrix.outputs / FEW_OUTPUTS, splits, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)
@@ -545,7 +544,7 @@ impl Buffers {
         let Shape { width, heads, head_dim, attended, inner, .. } = model.shape;
         let new = |bytes| Buffer::zeroed(driver, bytes, "a pass", on);
         let planes = |width| new(PLANES * MAX_ROWS * width * 2);
-        let sums = |matrix: &Matrix| splits_of(matrix) * MAX_ROWS * matrix.outputs * 4;
+        let sums = |matrix: &Matrix| splits(matrix) * MAX_ROWS * matrix.outputs * 4;
         let layers = model.layers.iter().flat_map(|layer| [&layer.qkv, &layer.o, &layer.down]);
         let chunks = model.part.context.div_ceil(CHUNK).next_power_of_two();
         let values = MAX_ROWS * heads * chunks * 4;

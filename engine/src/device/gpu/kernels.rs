@@ -66,8 +66,7 @@ arguments! {
     }
     /// A matrix times few rows.
     Few {
-        out: u64, planes: u64, weights: u64, bias: u64, ahead: u64,
-        ahead_rows: u32, ahead_stride: u32, ahead_parts: u32, ahead_lines: u32,
+        out: u64, planes: u64, weights: u64, bias: u64, ahead: u64, ahead_bytes: u32, ahead_line: u32,
         outputs: u32, width: u32, w_planes: u32, rows: u32, splits: u32, out_width: u32,
     }
     /// Queries and keys turned to their positions; keys and values appended.

@@ -69,6 +69,11 @@ impl Matrix {
         self.buffer.at()
     }
 
+    /// Its length.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffer.bytes()
+    }
+
     /// Steps of 32 inputs.
     pub(super) fn steps(&self) -> usize {
         self.planes * self.width / 32
