@@ -65,8 +65,9 @@ impl Recorder {
         Recorder::with_capacity(DEFAULT_ENTRIES)
     }
 
-    /// A recorder with room for `entries` ranges and marks (at most 2^24) and 32 bytes of free text for each.
-    /// Labels made of fields need no text. If the memory cannot be had, everything is dropped and counted.
+    /// A recorder with room for `entries` ranges and marks (at most 2^24) and 32 bytes of free text for each, of
+    /// the first 4096 threads that come. Labels made of fields need no text. If the memory cannot be had,
+    /// everything is dropped and counted.
     pub fn with_capacity(entries: usize) -> Self {
         Recorder {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

@@ -11,6 +11,7 @@ use std::time::Instant;
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
 use engine::model::Checkpoint;
+use marker_core::Phase;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -34,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut answer = Answer::default();
     let mut cost = |shard: &mut dyn Shard, start: usize, rows: usize, path, want| {
         shard.roll_back(start)?;
-        let pass = Pass { input: Input::Tokens(&tokens[..rows]), start, path, want };
+        let pass = Pass { input: Input::Tokens(&tokens[..rows]), start, phase: Phase::Decode, path, want };
         let started = Instant::now();
         shard.forward(&pass, &mut answer)?;
         Ok::<_, Box<dyn std::error::Error>>(started.elapsed().as_secs_f64() * 1e3)

@@ -24,5 +24,7 @@ pub mod load;
 pub mod markers;
 pub mod model;
 pub mod shard;
+#[cfg(test)]
+mod toy;
 
 pub use error::Error;

@@ -59,13 +59,21 @@ impl Pair {
     /// # Errors
     /// [`Error`] when a tensor is missing or wrong, or the device has no room.
     pub fn load(&self, device: &dyn Device, context: usize) -> Result<Engine, Error> {
-        let chain = |checkpoint: &Checkpoint| {
-            Chain::new(checkpoint.config(), vec![whole(checkpoint, device, context)?])
-        };
-        let target = chain(&self.target)?;
-        let draft = self.draft.as_ref().map(chain).transpose()?;
+        self.around(one_shard(&self.target, device, context)?, device, context)
+    }
+
+    /// Reads the draft's weights: an engine around a target that is there already.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn around(&self, target: Chain, device: &dyn Device, context: usize) -> Result<Engine, Error> {
+        let draft = self.draft.as_ref().map(|draft| one_shard(draft, device, context)).transpose()?;
         Engine::new(target, draft, self.target.config().eos.clone())
     }
+}
+
+fn one_shard(checkpoint: &Checkpoint, device: &dyn Device, context: usize) -> Result<Chain, DeviceError> {
+    Chain::new(checkpoint.config(), vec![whole(checkpoint, device, context)?])
 }
 
 /// Loads a whole model as one shard.

@@ -96,6 +96,16 @@ pub enum MarkersError {
         /// The names that this build knows.
         known: Vec<&'static str>,
     },
+    /// `off` or `auto` among other names.
+    #[error("{by}: '{word}' stands alone, not in a list: give '{word}', or a list of {}", list(.known))]
+    NotAlone {
+        /// As it was given.
+        word: String,
+        /// What gave it.
+        by: ChosenBy,
+        /// The names that this build knows.
+        known: Vec<&'static str>,
+    },
 }
 
 fn list(names: &[&str]) -> String {
@@ -182,20 +192,25 @@ fn choose_among(
     })
 }
 
+/// Words in any case, as people set variables.
 fn wanted(compiled_in: &[&'static str], names: &str, by: ChosenBy) -> Result<Wanted, MarkersError> {
+    let is = |name: &str, word: &str| name.eq_ignore_ascii_case(word);
     match names.trim() {
-        "off" => return Ok(Wanted::Off),
-        "auto" => return Ok(Wanted::Auto),
+        word if is(word, "off") => return Ok(Wanted::Off),
+        word if is(word, "auto") => return Ok(Wanted::Auto),
         _ => {}
     }
     let mut chosen = Vec::new();
     for name in names.split(',').map(str::trim) {
         let known = || compiled_in.to_vec();
-        match compiled_in.iter().find(|known| **known == name) {
+        match compiled_in.iter().find(|known| is(name, known)) {
             Some(name) if chosen.contains(name) => {}
             Some(name) => chosen.push(*name),
-            None if KNOWN.contains(&name) => {
+            None if KNOWN.iter().any(|known| is(name, known)) => {
                 return Err(MarkersError::NotCompiledIn { name: name.into(), by, known: known() });
+            }
+            None if is(name, "off") || is(name, "auto") => {
+                return Err(MarkersError::NotAlone { word: name.into(), by, known: known() });
             }
             None => return Err(MarkersError::Unknown { name: name.into(), by, known: known() }),
         }
@@ -462,6 +477,10 @@ mod tests {
             (Some("off"), &all_set, Wanted::Off, Flag("--markers")),
             (Some("auto"), &all_set, Wanted::Auto, Flag("--markers")),
             (Some("roctx, nvtx,roctx"), &[], named(&["roctx", "nvtx"]), Flag("--markers")),
+            (Some("NVTX,Roctx,nvtx"), &[], named(&["nvtx", "roctx"]), Flag("--markers")),
+            (Some(" OFF "), &all_set, Wanted::Off, Flag("--markers")),
+            (None, &[(phasemark, "Auto")], Wanted::Auto, Variable(phasemark)),
+            (None, &[(phasemark, "ROCTX")], named(&["roctx"]), Variable(phasemark)),
             (Some(""), &all_set, named(&["nvtx"]), Variable(phasemark)),
             (None, &all_set, named(&["nvtx"]), Variable(phasemark)),
             (None, &[(phasemark, "off"), (dflash, "1")], Wanted::Off, Variable(phasemark)),
@@ -493,7 +512,11 @@ mod tests {
         );
         assert!(says(&[], "record").ends_with("this build has off, auto, and no backend"));
         assert!(says(&ALL, "record,").contains("''"));
-        assert!(says(&ALL, "off,record").contains("'off'"));
+        assert_eq!(
+            says(&ALL, "record, off"),
+            "--markers: 'off' stands alone, not in a list: give 'off', or a list of roctx, nvtx, record"
+        );
+        assert!(says(&ALL, "auto,auto").starts_with("--markers: 'auto' stands alone"));
     }
 
     #[test]

@@ -113,6 +113,7 @@ fn bad_numbers_names_and_prompts_are_refused_before_anything_is_written() {
         (&["--device", "abacus"], "cpu"),
         (&["--markers", "vtune"], "known are off, auto"),
         (&["--markers", ","], "''"),
+        (&["--markers", "off,auto"], "'off' stands alone"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["a word too much"], "a word too much"),
     ];
@@ -496,6 +497,7 @@ fn the_environment_chooses_when_no_flag_does_and_a_wrong_name_in_it_stops_nothin
     assert_eq!(stderr.matches("vtune").count(), 1, "{stderr}");
     if RECORD {
         assert_eq!(markers(&[("PHASEMARK", "record")], &[]).0, ["record"]);
+        assert_eq!(markers(&[("PHASEMARK", "Record")], &[]).0, ["record"]);
         assert_eq!(markers(&[("PHASEMARK", "off")], &["--markers", "record"]).0, ["record"]);
         assert!(markers(&[("PHASEMARK", "record")], &["--markers", "off"]).0.is_empty());
         let record = folder.path().join("record.json");

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use engine::device::cpu::Cpu;
 use engine::device::{Answer, Device, DeviceError, Input, Part, Pass, Path, Shard, Want};
 use engine::model::Checkpoint;
+use marker_core::Phase;
 use serde_json::Value;
 
 fn models(name: &str) -> PathBuf {
@@ -33,7 +34,9 @@ fn whole(checkpoint: &Checkpoint) -> Part {
 /// Appends rows and answers.
 fn pass(shard: &mut dyn Shard, input: Input<'_>, path: Path, want: Want) -> Answer {
     let mut answer = Answer::default();
-    shard.forward(&Pass { input, start: shard.cached(), path, want }, &mut answer).unwrap();
+    shard
+        .forward(&Pass { input, start: shard.cached(), phase: Phase::Decode, path, want }, &mut answer)
+        .unwrap();
     answer
 }
 
@@ -184,8 +187,13 @@ fn only_the_rows_asked_for_are_answered() {
     assert_eq!(all.logits.len(), 6 * vocab);
     shard.roll_back(0).unwrap();
     let mut answer = Answer { hidden: vec![1.0], ..all.clone() };
-    let wanted =
-        Pass { input: Input::Tokens(&tokens), start: 0, path: Path::Decode, want: Want::Logits(2..5) };
+    let wanted = Pass {
+        input: Input::Tokens(&tokens),
+        start: 0,
+        phase: Phase::Decode,
+        path: Path::Decode,
+        want: Want::Logits(2..5),
+    };
     shard.forward(&wanted, &mut answer).unwrap();
     let (some, ids) = (&all.logits[2 * vocab..5 * vocab], &all.tokens[2..5]);
     assert!(answer == Answer { hidden: vec![], tokens: ids.to_vec(), logits: some.to_vec() });
@@ -234,7 +242,9 @@ fn rejected_rows_leave_no_trace() {
 fn refuse(shard: &mut dyn Shard, input: Input<'_>, start: usize, want: Want) {
     let mut answer = Answer { hidden: vec![0.25], tokens: vec![7], logits: vec![0.5] };
     let before = answer.clone();
-    let error = shard.forward(&Pass { input, start, path: Path::Decode, want }, &mut answer).unwrap_err();
+    let error = shard
+        .forward(&Pass { input, start, phase: Phase::Decode, path: Path::Decode, want }, &mut answer)
+        .unwrap_err();
     assert!(matches!(error, DeviceError::BadPass(_)), "{error}");
     assert_eq!(answer, before);
 }

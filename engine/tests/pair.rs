@@ -1,6 +1,8 @@
 //! The shipped pair, and drafts that are wrong or always right, on the CPU: what speculation gives is what the
 //! target alone gives, and the counts are those of the reference.
 
+#![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -51,11 +53,7 @@ fn reference() -> Vec<Value> {
 }
 
 /// Speculative output equals target-only output over every reference prompt, for these drafted counts.
-fn equals_target_only(
-    draft: &str,
-    drafted: impl IntoIterator<Item = usize> + Clone,
-    max_tokens: usize,
-) -> f64 {
+fn equals_target_only(draft: &str, drafted: &[usize], max_tokens: usize) -> f64 {
     let mut plain = engine("pair/target", None);
     let mut speculative = engine("pair/target", Some(draft));
     let (mut accepted, mut proposed) = (0, 0);
@@ -63,7 +61,7 @@ fn equals_target_only(
         let base = Request { max_tokens, ignore_eos: true, ..Request::new(ids(&prompt["prompt_ids"])) };
         let expected = run(&mut plain, &base).tokens;
         for verify in Verify::ALL {
-            for draft_tokens in drafted.clone() {
+            for &draft_tokens in drafted {
                 let got = run(&mut speculative, &Request { verify, draft_tokens, ..base.clone() });
                 assert_eq!(got.tokens, expected, "{} {verify:?} {draft_tokens}", prompt["name"]);
                 accepted += got.accepted();
@@ -76,21 +74,21 @@ fn equals_target_only(
 
 #[test]
 fn with_the_shipped_draft_the_text_is_the_targets_for_one_to_eight_drafted() {
-    let rate = equals_target_only("pair/draft", 1..=8, 20);
+    let rate = equals_target_only("pair/draft", &[1, 2, 3, 4, 5, 6, 7, 8], 20);
     assert!((0.2..0.9).contains(&rate), "the draft is neither useless nor perfect: {rate}");
 }
 
 #[test]
 fn with_a_draft_of_random_weights_the_text_is_the_targets() {
     for draft in ["tiny/qwen3-qknorm", "tiny/llama3-gqa-untied-sharded"] {
-        let rate = equals_target_only(draft, [1, 4, 8], 12);
+        let rate = equals_target_only(draft, &[1, 4, 8], 12);
         assert!(rate < 0.05, "a random draft is right by chance only: {rate}");
     }
 }
 
 #[test]
 fn the_target_as_its_own_draft_is_always_right() {
-    assert!((equals_target_only("pair/target", [4], 12) - 1.0).abs() < f64::EPSILON);
+    assert!((equals_target_only("pair/target", &[4], 12) - 1.0).abs() < f64::EPSILON);
 }
 
 #[test]
@@ -170,7 +168,7 @@ fn after_a_rejection_the_caches_are_those_of_a_run_that_never_drafted() {
                 run(&mut plain, &request);
                 run(&mut speculative, &request);
                 for layer in [0, 3, 7] {
-                    let mut rows = |engine: &mut Engine| {
+                    let rows = |engine: &mut Engine| {
                         let (keys, values) = engine.target_mut().shards_mut()[0].cache_rows(layer).unwrap();
                         let bits = |rows: Vec<f32>| rows.into_iter().map(f32::to_bits).collect::<Vec<_>>();
                         (bits(keys), bits(values))

@@ -2,6 +2,7 @@
 //! every call. The same ranges appear in each, and without a profiler nothing is looked for.
 
 #![cfg(all(feature = "nvtx", feature = "roctx", feature = "record", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,6 @@ use std::time::Duration;
 #[path = "../../backend-nvtx/tests/nsys/mod.rs"]
 mod nsys;
 #[allow(dead_code, reason = "the tests of the ROCTX backend use the rest")]
-#[allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 #[path = "../../backend-roctx/tests/roctx/shim.rs"]
 mod shim;
 
@@ -19,7 +19,7 @@ use nsys::{Kind, Recording};
 use serde_json::Value;
 
 /// A generation on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 const LEAF: &str = "ds4.layer_range";
 const WHOLE: &str = "layer_begin=0 layer_end=8 device=0";
@@ -213,6 +213,51 @@ fn a_roctx_that_cannot_be_had_is_told_once_and_the_work_goes_on() {
     for name in ["librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so.0", "libroctx64.so.4"] {
         assert!(ended.stderr.contains(name), "{name} was tried: {}", ended.stderr);
     }
+}
+
+#[test]
+fn whatever_is_wrong_with_a_roctx_is_told_and_the_work_goes_on() {
+    const OLD: &str = "libroctx64.so.4";
+    let request = Request::new(false);
+    request.run(&[], &[]);
+    let silent = request.stats();
+    let folder = shim::folder();
+    let at = |name: &str| folder.path().join(name);
+    let log = at("calls");
+    let built = |name: &str, symbols: &[&str]| shim::build(&at(name), OLD, "shim", symbols);
+    built("push", &["PUSH"]);
+    built("pop", &["POP"]);
+    built("neither", &["MARK"]);
+    fs::create_dir_all(at("text")).unwrap();
+    fs::write(at("text").join(OLD), "This is no library, however long one reads it. ".repeat(10)).unwrap();
+    fs::create_dir_all(at("folder").join(OLD)).unwrap();
+    let run = |variable: &str, value: &Path| {
+        let set = [(variable, value.to_str().unwrap()), ("ROCTX_SHIM_LOG", log.to_str().unwrap())];
+        request.run(&["--markers", "roctx"], &set).stderr
+    };
+    let old = format!("{OLD}:");
+    let mut table: Vec<(&str, PathBuf, &str, &str)> = [
+        ("push", "has roctxRangePushA but no roctxRangePop"),
+        ("pop", "has roctxRangePop but no roctxRangePushA"),
+        ("neither", "has no roctxRangePushA and no roctxRangePop"),
+        ("text", "invalid ELF header"),
+        ("folder", "cannot read file data: Is a directory"),
+    ]
+    .map(|(name, reason)| ("LD_LIBRARY_PATH", at(name), &*old, reason))
+    .into();
+    // Half a pair that is in the process is not completed from elsewhere.
+    let half = "has roctxRangePushA but no roctxRangePop";
+    table.push(("LD_PRELOAD", at("push").join(OLD), "this process:", half));
+    for (variable, value, place, reason) in table {
+        let told = run(variable, &value);
+        let said = |line: &str| line.trim_start().starts_with(place) && line.ends_with(reason);
+        assert!(told.lines().any(said), "{place} {reason}: {told}");
+        assert_eq!(told.matches("ROCTX markers are off").count(), 1, "{told}");
+        let stats = request.stats();
+        assert_eq!(stats["text_sha256"], silent["text_sha256"]);
+        assert_eq!(stats["markers"], serde_json::json!({}), "nobody hears");
+    }
+    assert_eq!(shim::lines(&log), [], "nothing was sent to a library that is not complete");
 }
 
 #[test]

@@ -58,9 +58,40 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
     let no_std_run =
         format!("run --quiet --locked --release --manifest-path {no_std} --target-dir target/proof/no-std");
     steps.push(Step::cargo("proof that marker-core needs no std", &no_std_run));
+    steps.push(address_sanitizer());
+    steps.push(Step::cargo(
+        "tests with the real ROCTX",
+        "test -p backend-roctx --test roctx -- --ignored debian",
+    ));
+    steps.push(Step::cargo(
+        "tests of engine without features",
+        "test -p engine --no-default-features --lib --test cli",
+    ));
+    let without_a_gpu = "test -p engine --features cuda,hip --lib --test gpu";
+    steps.push(Step::cargo("tests of the GPU devices, without a GPU", without_a_gpu).with("PHASEMARK_REQUIRE_KERNELS", "1"));
     // With it runs the proof that the null backend leaves no instruction: backend-null/tests/leaves_nothing.rs.
     steps.push(Step::cargo("tests", "test --workspace"));
     steps
+}
+
+/// The tests of the two rooms that call into foreign libraries, under the address sanitizer. It needs a target that
+/// is named, so that build scripts go without it, and a folder of its own, so that nothing else is built anew. The
+/// programs that run under nsys stay out: its own code is not built for it.
+///
+/// What belongs to several threads is tried otherwise: `backend-roctx/tests/gate.rs` runs the pause gate under loom,
+/// which sees every order that there is. The thread sanitizer needs a standard library of its own, and valgrind's drd
+/// takes that library's atomics for races (dozens in a right program of four threads and one `OnceLock`): with those
+/// suppressed it would be blind to ours, which are the same instructions.
+fn address_sanitizer() -> Step {
+    Step::cargo(
+        "memory safety of the backends",
+        "test --target x86_64-unknown-linux-gnu --target-dir target/address-sanitizer -p backend-nvtx -p backend-roctx \
+         --lib --test protocol --test conformance --test allocation --test roctx --test gate",
+    )
+    .with("RUSTFLAGS", "-Zsanitizer=address")
+    .with("RUSTC_BOOTSTRAP", "1")
+    // A library that stays loaded for the life of the process is meant to.
+    .with("ASAN_OPTIONS", "detect_leaks=0")
 }
 
 /// A package built by itself, since in the workspace cargo unites the features that others ask for.

@@ -1,7 +1,7 @@
 //! A process of the tests' own: this very program, made to run one hidden test.
 //!
-//! It inherits nothing of the environment, is given five seconds, and is killed and reaped only by the
-//! handle that started it. A death by signal is told apart from a failure.
+//! It inherits nothing of the environment but a sanitizer's options, is given five seconds, and is killed and reaped
+//! only by the handle that started it. A death by signal is told apart from a failure.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -14,6 +14,10 @@ use backend_roctx::{Place, Search};
 use marker_core::{Fields, Markers, Scope, range};
 
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// For the conformance suite, whose hundred thousand labels are written down each, also under a sanitizer on a
+/// busy machine.
+pub(crate) const SUITE_LIMIT: Duration = Duration::from_mins(1);
 
 /// How a child ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +54,8 @@ impl Child {
     pub(crate) fn new(test: &str) -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env_clear().env("ROCTX_TEST_CHILD", test);
+        // Where a sanitizer's options came in, the child needs them too.
+        command.envs(std::env::vars_os().filter(|(name, _)| name.to_string_lossy().ends_with("SAN_OPTIONS")));
         command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1", "--quiet"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Child { command, limit: LIMIT }

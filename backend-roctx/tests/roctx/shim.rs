@@ -1,9 +1,10 @@
 //! Test libraries that stand for ROCTX, compiled from one C file, and what they wrote down.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// All symbols, as rocprofiler-sdk's.
@@ -15,15 +16,20 @@ pub(crate) const OLD: &[&str] = &["PUSH", "POP", "MARK", "START", "STOP"];
 pub(crate) fn build(folder: &Path, name: &str, tag: &str, symbols: &[&str]) -> PathBuf {
     fs::create_dir_all(folder).unwrap();
     let library = folder.join(name);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../backend-roctx/tests/roctx/shim.c");
-    let compiled = Command::new("cc")
+    // Its text comes along, so that tests of other packages can include this file by path.
+    let source = include_bytes!("shim.c");
+    let mut cc = Command::new("cc")
         .args(["-std=c11", "-O1", "-Wall", "-Werror", "-Wno-unused-variable", "-Wno-unused-function"])
         .args(["-shared", "-fPIC", &format!("-DTAG=\"{tag}\""), &format!("-Wl,-soname,{name}")])
         .args(symbols.iter().map(|symbol| format!("-D{symbol}")))
         .arg("-o")
-        .args([&library, Path::new(source)])
-        .status()
+        .arg(&library)
+        .args(["-x", "c", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
         .expect("these tests need a C compiler called `cc`");
+    cc.stdin.take().unwrap().write_all(source).unwrap();
+    let compiled = cc.wait().unwrap();
     assert!(compiled.success(), "cc could not build {}", library.display());
     library
 }

@@ -22,6 +22,9 @@ pub(super) enum Command {
     Generate(GenerateArgs),
     /// Compare a model with its reference; the exit code is 1 when they differ.
     VerifyModel(VerifyModelArgs),
+    /// Run some of a target's layers for a `generate` elsewhere.
+    #[cfg(unix)]
+    Shard(ShardArgs),
     /// Say what is compiled in, what would run, from where, and why not.
     Doctor(DoctorArgs),
     /// Measure decode speed against this machine's memory bandwidth.
@@ -51,6 +54,21 @@ impl Default for ModelArgs {
     }
 }
 
+/// Over which shards the target's layers are spread.
+#[derive(Args, Default)]
+pub(super) struct SpreadArgs {
+    /// The target's shards in order, `[BEGIN..END@]PLACE` with commas between; a place is a device,
+    /// spawn:DEVICE, unix:PATH or tcp:HOST:PORT.
+    #[arg(long, value_name = "LIST")]
+    pub(super) shards: Option<String>,
+    /// The shares of layers that shards without a range have, as in 3:5 [default: equal ones].
+    #[arg(long, value_name = "WEIGHTS")]
+    pub(super) split: Option<String>,
+    /// Reach shards on other hosts, with nothing encrypted and nobody authenticated.
+    #[arg(long)]
+    pub(super) insecure: bool,
+}
+
 /// The prompt; one of these, or the built-in one.
 #[derive(Args, Default)]
 #[group(multiple = false)]
@@ -74,6 +92,8 @@ fn token_id(text: &str) -> Result<u32, std::num::ParseIntError> {
 pub(super) struct GenerateArgs {
     #[command(flatten)]
     pub(super) models: ModelArgs,
+    #[command(flatten)]
+    pub(super) spread: SpreadArgs,
     #[command(flatten)]
     pub(super) prompt: PromptArgs,
     /// Tokens to generate at most.
@@ -115,6 +135,7 @@ impl Default for GenerateArgs {
     fn default() -> Self {
         GenerateArgs {
             models: ModelArgs::default(),
+            spread: SpreadArgs::default(),
             prompt: PromptArgs::default(),
             max_tokens: 64,
             draft_tokens: 4,
@@ -129,6 +150,45 @@ impl Default for GenerateArgs {
             print_ids: false,
         }
     }
+}
+
+#[cfg(unix)]
+#[derive(Args)]
+pub(super) struct ShardArgs {
+    /// Where to listen: unix:PATH or tcp:HOST:PORT (port 0: any that is free), or `inherited` for the
+    /// socket that is the standard input.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) listen: String,
+    /// The layers, the end exclusive.
+    #[arg(long, value_name = "BEGIN..END")]
+    pub(super) layers: String,
+    /// The target model's folder [default: models/pair/target, here or beside the workspace].
+    #[arg(long, value_name = "DIR")]
+    pub(super) model: Option<PathBuf>,
+    /// Positions that the cache can hold [default: the model's context].
+    #[arg(long, value_name = "N")]
+    pub(super) context: Option<usize>,
+    /// Threads [default: the cores there are].
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Where the layers run.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
+    /// Listen for other hosts, with nothing encrypted and nobody authenticated.
+    #[arg(long)]
+    pub(super) insecure: bool,
+    /// Marker backends: off, auto, or a list with commas between.
+    #[arg(long, value_name = "LIST")]
+    pub(super) markers: Option<String>,
+    /// How much is marked.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) detail: DetailArg,
+    /// Record the phases into a Chrome trace that Perfetto opens, when the shard leaves.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) record: Option<PathBuf>,
+    /// Write what was emitted as JSON, after every generation.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) stats: Option<PathBuf>,
 }
 
 #[derive(Args)]

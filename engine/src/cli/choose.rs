@@ -20,11 +20,15 @@ pub(super) fn folders(args: &ModelArgs) -> Result<(PathBuf, Option<PathBuf>), Cl
         None if args.model.is_some() => None,
         None => Some(shipped(DEFAULT_DRAFT)?),
     };
-    let target = match &args.model {
-        Some(model) => present(model.clone())?,
-        None => shipped(DEFAULT_TARGET)?,
-    };
-    Ok((target, draft))
+    Ok((target(args.model.as_deref())?, draft))
+}
+
+/// The folder of the target, the default looked for.
+pub(super) fn target(asked: Option<&Path>) -> Result<PathBuf, CliError> {
+    match asked {
+        Some(model) => present(model.to_owned()),
+        None => shipped(DEFAULT_TARGET),
+    }
 }
 
 /// A folder that was named.

@@ -56,6 +56,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     );
     #[cfg(feature = "cuda")]
     line(&mut report, "cuda", &device::cuda::describe());
+    #[cfg(feature = "hip")]
+    line(&mut report, "hip", &device::hip::describe());
     match choose::folders(&ModelArgs::default()) {
         Ok((target, draft)) => {
             line(&mut report, "target", &model(&target));

@@ -8,6 +8,7 @@ use crate::decode::RequestError;
 use crate::device::DeviceError;
 use crate::markers::MarkersError;
 use crate::model::ModelError;
+use crate::shard::{ShardError, SplitError};
 
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,18 @@ pub(super) enum CliError {
     #[error("{}: it is not a reference that verify-model knows: {why}", .path.display())]
     BadReference { path: PathBuf, why: String },
     #[error(transparent)]
+    Split(#[from] SplitError),
+    #[error(
+        "--layers {begin}..{end}: the model has layers 0..{layers}, and a shard has at least one of them"
+    )]
+    NoSuchLayers { begin: usize, end: usize, layers: usize },
+    #[error("--context {asked}: the model was made for {most} positions at most")]
+    ContextTooLong { asked: usize, most: usize },
+    #[error("--listen {given}: {why}")]
+    BadAddress { given: String, why: String },
+    #[error("the shard stopped serving: {0}")]
+    Serving(io::Error),
+    #[error(transparent)]
     Markers(#[from] MarkersError),
     #[error(transparent)]
     Engine(#[from] Error),
@@ -54,5 +67,11 @@ impl From<DeviceError> for CliError {
 impl From<RequestError> for CliError {
     fn from(error: RequestError) -> Self {
         CliError::Engine(error.into())
+    }
+}
+
+impl From<ShardError> for CliError {
+    fn from(error: ShardError) -> Self {
+        DeviceError::from(error).into()
     }
 }

@@ -9,6 +9,7 @@ use super::args::GenerateArgs;
 use super::error::CliError;
 use super::output::{Completion, OutputFile};
 use super::prompt::Prompt;
+use super::spread::Spread;
 use super::stats::{self, Stats};
 use super::{choose, say};
 use crate::decode::Request;
@@ -44,7 +45,8 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
         ignore_eos: args.ignore_eos,
     };
     let positions = pair.check(&request)?;
-    let mut engine = pair.load(&*device, positions)?;
+    let spread = Spread { pair: &pair, folder: &target, args, threads, context: positions };
+    let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let draft = draft.map_or_else(|| "no draft".into(), |draft| format!("draft {}", draft.display()));
     say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());

@@ -18,6 +18,9 @@ mod error;
 mod generate;
 mod output;
 mod prompt;
+#[cfg(unix)]
+mod shard;
+mod spread;
 mod stats;
 mod verify_model;
 
@@ -44,6 +47,8 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitC
         None => generate::run(&args::GenerateArgs::default(), true),
         Some(Command::Generate(args)) => generate::run(&args, false),
         Some(Command::VerifyModel(args)) => verify_model::run(&args),
+        #[cfg(unix)]
+        Some(Command::Shard(args)) => shard::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
     };

@@ -59,12 +59,6 @@ impl Stats {
         load: f64,
     ) -> Self {
         let completion_tokens = generation.tokens.len();
-        let emitted = |counters: marker_core::Counters| Emitted {
-            pushed: counters.pushed,
-            popped: counters.popped,
-            failed: counters.failed,
-            dropped: counters.dropped,
-        };
         Stats {
             prompt_tokens,
             completion_tokens,
@@ -76,13 +70,50 @@ impl Stats {
             tokens_per_target_pass: generation.tokens_per_target_pass(),
             text_sha256: hex(&Sha256::digest(text)),
             phases: markers.phases(),
-            markers: markers
-                .counters()
-                .into_iter()
-                .map(|(name, counters)| (name, emitted(counters)))
-                .collect(),
+            markers: emitted(markers),
             seconds: Seconds { load, prefill: generation.prefill_seconds, decode: generation.decode_seconds },
             tokens_per_second: tokens_per_second(generation),
+        }
+    }
+
+    /// The JSON text.
+    pub(super) fn json(&self) -> std::io::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+}
+
+/// What each backend did.
+fn emitted(markers: &Assembly) -> BTreeMap<&'static str, Emitted> {
+    let emitted = |counters: marker_core::Counters| Emitted {
+        pushed: counters.pushed,
+        popped: counters.popped,
+        failed: counters.failed,
+        dropped: counters.dropped,
+    };
+    markers.counters().into_iter().map(|(name, counters)| (name, emitted(counters))).collect()
+}
+
+/// The content of a shard's `--stats` file.
+#[cfg(unix)]
+#[derive(Debug, Serialize)]
+pub(super) struct ShardStats {
+    /// First layer, and the one behind the last.
+    layers: [usize; 2],
+    /// Generations that it took part in.
+    generations: u64,
+    /// Ranges that this process emitted.
+    phases: BTreeMap<String, u64>,
+    markers: BTreeMap<&'static str, Emitted>,
+}
+
+#[cfg(unix)]
+impl ShardStats {
+    pub(super) fn new(layers: &std::ops::Range<usize>, generations: u64, markers: &Assembly) -> Self {
+        ShardStats {
+            layers: [layers.start, layers.end],
+            generations,
+            phases: markers.phases(),
+            markers: emitted(markers),
         }
     }
 

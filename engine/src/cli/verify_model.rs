@@ -12,6 +12,8 @@ use std::process::ExitCode;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use marker_core::Phase;
+
 use super::args::VerifyModelArgs;
 use super::error::CliError;
 use super::{choose, stats};
@@ -264,7 +266,13 @@ fn logits(shard: &mut dyn Shard, steps: &Steps, prefill: Kernels) -> Result<Vec<
     shard.roll_back(0)?;
     let rows = steps.prompt.len();
     let mut answer = Answer::default();
-    let pass = |input, start, path, want| Pass { input: Input::Tokens(input), start, path, want };
+    let pass = |input, start, path, want| Pass {
+        input: Input::Tokens(input),
+        start,
+        phase: Phase::Unspecified,
+        path,
+        want,
+    };
     shard.forward(&pass(&steps.prompt, 0, prefill, Want::Logits(rows - 1..rows)), &mut answer)?;
     let mut logits = std::mem::take(&mut answer.logits);
     let fed = &steps.continuation[..steps.continuation.len() - 1];

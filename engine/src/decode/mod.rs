@@ -77,6 +77,17 @@ impl Engine {
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
         request.check(self.target.vocab(), self.target.context(), self.draft.as_ref().map(Chain::context))?;
+        let generation = self.generation(request, markers, emit);
+        self.target.end_generation();
+        generation
+    }
+
+    fn generation(
+        &mut self,
+        request: &Request,
+        markers: Markers<'_>,
+        emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generation, Error> {
         // What an earlier request left, finished, cancelled or failed, is no part of this one.
         self.target.roll_back(0)?;
         if let Some(draft) = &mut self.draft {

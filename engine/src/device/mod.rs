@@ -6,14 +6,19 @@
 
 use std::ops::Range;
 
+use marker_core::Phase;
+
 use crate::model::Checkpoint;
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 pub mod cuda;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 pub mod gpu;
+#[cfg(feature = "hip")]
+#[allow(unsafe_code)]
+pub mod hip;
 
 /// What a device could not do.
 #[derive(Debug, thiserror::Error)]
@@ -67,12 +72,16 @@ pub enum DeviceError {
     /// The model could not be read while it was loaded.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
+    /// A shard in another process failed, or the way to it.
+    #[error(transparent)]
+    Shard(#[from] crate::shard::ShardError),
 }
 
 /// Which part of a model a shard holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The layers, end exclusive. May be empty for a part that holds only the embedding and the head.
+    /// The layers, end exclusive. Empty for a part that holds the embedding and the head for layers that
+    /// are elsewhere: it then takes token ids as well as hidden state, and gives what is wanted of either.
     pub layers: Range<usize>,
     /// Whether token ids come in, rather than hidden state.
     pub embedding: bool,
@@ -87,6 +96,8 @@ pub const KINDS: &[&str] = &[
     "cpu",
     #[cfg(feature = "cuda")]
     "cuda",
+    #[cfg(feature = "hip")]
+    "hip",
 ];
 
 /// The device called `name`: a kind of [`KINDS`], and behind a colon the ordinal of a GPU, 0 if left out. The CPU
@@ -104,6 +115,8 @@ pub fn open(name: &str, threads: usize) -> Result<Box<dyn Device>, DeviceError> 
         ("cpu", Some(0)) => Ok(Box::new(cpu::Cpu::new(threads))),
         #[cfg(feature = "cuda")]
         ("cuda", Some(ordinal)) => cuda::open(ordinal),
+        #[cfg(feature = "hip")]
+        ("hip", Some(ordinal)) => hip::open(ordinal),
         (kind, _) if KINDS.contains(&kind) => {
             let ordinal = if kind == "cpu" { "there is one cpu" } else { "write a number behind the colon" };
             unknown(ordinal.to_owned())
@@ -165,6 +178,8 @@ pub struct Pass<'a> {
     pub input: Input<'a>,
     /// The position of the first row. It equals [`Shard::cached`]: rows are appended.
     pub start: usize,
+    /// What the pass is for: the mode of the leaf around it.
+    pub phase: Phase,
     /// Which kernels.
     pub path: Path,
     /// What to answer.
@@ -194,6 +209,11 @@ pub trait Shard: Send {
     /// Positions in the KV cache.
     fn cached(&self) -> usize;
 
+    /// Whether the leaf range around a pass is emitted where the layers are, in another process.
+    fn emits_leaf(&self) -> bool {
+        false
+    }
+
     /// Runs rows through the layers and appends them to the KV cache.
     ///
     /// # Errors
@@ -218,6 +238,9 @@ pub trait Shard: Send {
     /// # Errors
     /// [`DeviceError`] when there is no copy, fewer rows were appended, or the device fails.
     fn restore(&mut self, accepted: usize) -> Result<(), DeviceError>;
+
+    /// A generation is over, finished or not: a shard elsewhere brings its cache and its statistics up to date.
+    fn end_generation(&mut self) {}
 
     /// The keys and values of one layer as the device holds them, widened to `f32`: `[cached, kv_heads *
     /// head_dim]` each, for tests that compare caches.

@@ -1,8 +1,40 @@
 //! A model over one or several shards: the passes, and the leaf range around each.
+//!
+//! A shard is a run of layers on a device of this process, or in another process: a child
+//! ([`Link::Spawned`]) or one that listens somewhere ([`Service`]). `docs/shards.md` is for those who use
+//! them; the wire is described in the private module `wire`.
 
 use std::ops::Range;
 
 use marker_core::{Fields, Markers, Phase, Scope, range};
+
+cfg_select! {
+    unix => {
+        mod limits;
+        mod link;
+        mod listen;
+        mod remote;
+        mod serve;
+        mod wire;
+
+        pub use limits::Limits;
+        pub use link::{Link, Spawned};
+        pub use listen::{Listener, Stop, Stopper};
+        pub use remote::RemoteShard;
+        pub use serve::Service;
+        pub use wire::handshake::Terms;
+    }
+    _ => {}
+}
+mod error;
+mod place;
+mod split;
+#[cfg(all(test, unix))]
+mod tests;
+
+pub use error::{ShardError, Why};
+pub use place::{Address, Place, PlaceError};
+pub use split::{Placed, SplitError, read_range, split};
 
 use crate::device::{Answer, DeviceError, Input, Pass, Path, Shard, Want};
 use crate::model::Config;
@@ -10,10 +42,13 @@ use crate::model::Config;
 /// A whole model, its layers spread over shards that follow each other.
 ///
 /// Every pass over a shard is one `ds4.layer_range`; the first shard's encloses the embedding, the last
-/// one's the norm, head and argmax. The draft model is a chain too: its passes are given [`Markers::OFF`],
-/// since the vocabulary wants no leaf for them.
+/// one's the norm, head and argmax, where these shards are in this process. The leaf of a shard in another
+/// process is emitted there, and embedding or head beside it lie outside any leaf. The draft model is a chain
+/// too: its passes are given [`Markers::OFF`], since the vocabulary wants no leaf for them.
 pub struct Chain {
     shards: Vec<Box<dyn Shard>>,
+    /// The embedding and the head, when a shard at either end is elsewhere.
+    ends: Option<Box<dyn Shard>>,
     layers: usize,
     vocab: usize,
     context: usize,
@@ -29,20 +64,47 @@ impl Chain {
     /// # Errors
     /// [`DeviceError::BadPass`] when they do not.
     pub fn new(config: &Config, shards: Vec<Box<dyn Shard>>) -> Result<Self, DeviceError> {
+        Chain::build(config, None, shards)
+    }
+
+    /// The same where shards at either end are elsewhere: `ends` has no layers, but the embedding and the
+    /// head, and no shard has them.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadPass`] when it is otherwise.
+    pub fn with_ends(
+        config: &Config,
+        ends: Box<dyn Shard>,
+        shards: Vec<Box<dyn Shard>>,
+    ) -> Result<Self, DeviceError> {
+        Chain::build(config, Some(ends), shards)
+    }
+
+    fn build(
+        config: &Config,
+        ends: Option<Box<dyn Shard>>,
+        shards: Vec<Box<dyn Shard>>,
+    ) -> Result<Self, DeviceError> {
         let layers = config.layers;
         let wrong = |what: String| Err(DeviceError::BadPass(what));
+        if let Some(part) = ends.as_ref().map(|ends| ends.part())
+            && !(part.layers.is_empty() && part.embedding && part.head)
+        {
+            return wrong("the ends of a chain are the embedding and the head, and no layers".into());
+        }
         let mut next = 0;
         for (index, shard) in shards.iter().enumerate() {
             let part = shard.part();
-            if part.layers.start != next || part.layers.end < next {
+            if part.layers.start != next || part.layers.is_empty() {
                 return wrong(format!(
                     "shard {index} holds layers {:?}, but layer {next} comes next: shards must follow each other",
                     part.layers
                 ));
             }
-            if part.embedding != (index == 0) || part.head != (index + 1 == shards.len()) {
+            let (first, last) = (index == 0, index + 1 == shards.len());
+            if (part.embedding, part.head) != (first && ends.is_none(), last && ends.is_none()) {
                 return wrong(format!(
-                    "shard {index} of {}: the first one holds the embedding and the last one the head",
+                    "shard {index} of {}: the embedding comes first and the head last, once each",
                     shards.len()
                 ));
             }
@@ -51,9 +113,11 @@ impl Chain {
         if next != layers || shards.is_empty() {
             return wrong(format!("the shards hold layers 0..{next} of a model of {layers}"));
         }
-        let context = shards.iter().map(|shard| shard.part().context).min().unwrap_or(0).min(config.context);
+        let parts = shards.iter().chain(&ends).map(|shard| shard.part().context);
+        let context = parts.min().unwrap_or(0).min(config.context);
         Ok(Chain {
             shards,
+            ends,
             layers,
             vocab: config.vocab,
             context,
@@ -119,28 +183,33 @@ impl Chain {
         tokens: &[u32],
         want: &Want,
     ) -> Result<(), DeviceError> {
-        let last = self.shards.len() - 1;
-        for (index, shard) in self.shards.iter_mut().enumerate() {
-            let Range { start, end } = shard.part().layers;
-            // A part without layers holds the embedding or the head: nothing for a leaf to count.
-            let leaf = if start == end { Markers::OFF } else { markers };
-            range!(
-                leaf,
-                Fields::new(Scope::LAYER_RANGE)
-                    .mode(phase)
-                    .tokens(tokens.len() as u64)
-                    .layers(start as u32..end as u32)
-                    .device(shard.device())
-            );
+        let Chain { shards, ends, answer, hidden, .. } = self;
+        let last = shards.len() - 1;
+        let hop = Pass { input: Input::Tokens(tokens), start: 0, phase, path, want: Want::Hidden };
+        for (index, shard) in shards.iter_mut().enumerate() {
+            let here = if shard.emits_leaf() { Markers::OFF } else { markers };
+            range!(here, leaf(&**shard, phase, tokens.len()));
+            if index == 0
+                && let Some(ends) = ends
+            {
+                at_the_ends(&mut **ends, &hop, answer)?;
+                std::mem::swap(hidden, &mut answer.hidden);
+            }
             let pass = Pass {
-                input: if index == 0 { Input::Tokens(tokens) } else { Input::Hidden(&self.hidden) },
+                input: if index == 0 && ends.is_none() { hop.input } else { Input::Hidden(hidden) },
                 start: shard.cached(),
-                path,
-                want: if index == last { want.clone() } else { Want::Hidden },
+                want: if index == last && ends.is_none() { want.clone() } else { Want::Hidden },
+                ..hop
             };
-            shard.forward(&pass, &mut self.answer)?;
+            shard.forward(&pass, answer)?;
             if index < last {
-                std::mem::swap(&mut self.hidden, &mut self.answer.hidden);
+                std::mem::swap(hidden, &mut answer.hidden);
+            } else if *want != Want::Hidden
+                && let Some(ends) = ends
+            {
+                std::mem::swap(hidden, &mut answer.hidden);
+                let pass = Pass { input: Input::Hidden(hidden), want: want.clone(), ..hop };
+                at_the_ends(&mut **ends, &pass, answer)?;
             }
         }
         Ok(())
@@ -169,4 +238,25 @@ impl Chain {
     pub fn restore(&mut self, accepted: usize) -> Result<(), DeviceError> {
         self.shards.iter_mut().try_for_each(|shard| shard.restore(accepted))
     }
+
+    /// Tells every shard that a generation is over, finished or not.
+    pub fn end_generation(&mut self) {
+        self.shards.iter_mut().for_each(|shard| shard.end_generation());
+    }
+}
+
+/// What a leaf around a pass of `rows` rows says.
+fn leaf(shard: &dyn Shard, phase: Phase, rows: usize) -> Fields {
+    let Range { start, end } = shard.part().layers;
+    Fields::new(Scope::LAYER_RANGE)
+        .mode(phase)
+        .tokens(rows as u64)
+        .layers(start as u32..end as u32)
+        .device(shard.device())
+}
+
+/// A pass through the embedding or the head: no layers, so nothing of it is to be remembered.
+fn at_the_ends(ends: &mut dyn Shard, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError> {
+    ends.roll_back(0)?;
+    ends.forward(pass, answer)
 }

@@ -117,7 +117,7 @@ impl Model {
                 tokens.len()
             }
             Input::Hidden(values) => {
-                if self.part.embedding {
+                if self.part.embedding && !self.part.layers.is_empty() {
                     return bad("hidden state for a part that starts with the embedding".into());
                 }
                 let hidden = self.shape.hidden;

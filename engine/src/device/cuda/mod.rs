@@ -116,7 +116,7 @@ impl Cuda {
                 capability.0, capability.1, OLDEST.0, OLDEST.1
             ));
         }
-        let overlap = capability >= (9, 0) && PTX_SM_90.is_some() && std::env::var_os("NO90").is_none();
+        let overlap = capability >= (9, 0) && PTX_SM_90.is_some();
         let image = if overlap { PTX_SM_90 } else { PTX_SM_86 }.unwrap_or_default();
         // SAFETY: the device was just given by the driver; released in `drop`.
         let context =

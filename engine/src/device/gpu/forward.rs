@@ -20,6 +20,10 @@ const COLUMNS: usize = FEW_OUTPUTS / 2;
 const BUSY: usize = 256;
 /// Splits of a sum at most: the next kernel has to add them.
 const MOST_SPLITS: usize = 16;
+/// Bytes of the next matrix to ask for while small kernels run: what helped most on an H200, of 4 to 32 MiB.
+const AHEAD: usize = 8 << 20;
+/// What one such request brings.
+const AHEAD_LINE: u32 = 128;
 /// Logits that one block of `argmax` takes.
 const ARGMAX: usize = 8192;
 
@@ -182,17 +186,7 @@ fn splits(matrix: &Matrix) -> usize {
 
 /// What to ask for of the matrix that is read next.
 fn ahead(next: Option<&Matrix>) -> (u64, u32) {
-    next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD()) as u32))
-}
-#[allow(non_snake_case)]
-fn AHEAD() -> usize {
-    static N: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *N.get_or_init(|| std::env::var("AHEAD").ok().and_then(|v| v.parse().ok()).unwrap_or(8) << 20)
-}
-#[allow(non_snake_case)]
-fn AHEAD_LINE() -> u32 {
-    static N: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-    *N.get_or_init(|| std::env::var("AHEAD_LINE").ok().and_then(|v| v.parse().ok()).unwrap_or(128))
+    next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD) as u32))
 }
 
 impl Layer {
@@ -376,7 +370,7 @@ impl Model {
             bias: at(layer.gate_up_bias.as_ref()),
             ahead,
             ahead_bytes,
-            ahead_line: AHEAD_LINE(),
+            ahead_line: AHEAD_LINE,
             outputs: gate_up.outputs as u32,
             width: gate_up.width as u32,
             w_planes: gate_up.planes as u32,
@@ -524,7 +518,7 @@ impl Model {
             bias: 0,
             ahead,
             ahead_bytes,
-            ahead_line: AHEAD_LINE(),
+            ahead_line: AHEAD_LINE,
             outputs: matrix.outputs as u32,
             width: matrix.width as u32,
             w_planes: matrix.planes as u32,

@@ -2,5 +2,7 @@
 //! (`kernels`) and whole models (`models`). Those are ignored by `cargo test`; `scripts/gpu` runs them.
 
 mod images;
+#[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
 mod models;

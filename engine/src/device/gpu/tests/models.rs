@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use marker_core::Markers;
+use marker_core::{Markers, Phase};
 
 use crate::decode::{Engine, Prefill, Request, Verify};
 use crate::device::cpu::Cpu;
@@ -32,7 +32,7 @@ fn logits(shard: &mut dyn Shard, tokens: &[u32], block: usize, path: Kernels) ->
     let (mut answer, mut logits) = (Answer::default(), Vec::new());
     for rows in tokens.chunks(block) {
         let want = Want::Logits(0..rows.len());
-        let pass = Pass { input: Input::Tokens(rows), start: shard.cached(), path, want };
+        let pass = Pass { input: Input::Tokens(rows), start: shard.cached(), path, want, phase: Phase::Unspecified };
         shard.forward(&pass, &mut answer).unwrap();
         logits.extend_from_slice(&answer.logits);
     }
@@ -106,7 +106,7 @@ fn a_split_model_answers_as_a_whole_one() {
         for (index, shard) in shards.iter_mut().enumerate() {
             let input = if index == 0 { Input::Tokens(rows) } else { Input::Hidden(&hidden) };
             let want = if index == 2 { Want::Logits(0..5) } else { Want::Hidden };
-            let pass = Pass { input, start: shard.cached(), path: Kernels::Decode, want };
+            let pass = Pass { input, start: shard.cached(), path: Kernels::Decode, want, phase: Phase::Unspecified };
             shard.forward(&pass, &mut answer).unwrap();
             hidden.clone_from(&answer.hidden);
         }
@@ -208,7 +208,7 @@ fn speed() {
             .map(|_| {
                 shard.roll_back(start).unwrap();
                 let input = Input::Tokens(&tokens[..rows]);
-                let pass = Pass { input, start: shard.cached(), path, want: Want::Tokens(rows - 1..rows) };
+                let pass = Pass { input, start: shard.cached(), path, want: Want::Tokens(rows - 1..rows), phase: Phase::Unspecified };
                 let began = std::time::Instant::now();
                 shard.forward(&pass, &mut answer).unwrap();
                 began.elapsed().as_secs_f64() * 1e3

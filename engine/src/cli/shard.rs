@@ -1,0 +1,108 @@
+//! `phasemark shard`: some of a target's layers, for a `generate` in another process.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use super::args::ShardArgs;
+use super::error::CliError;
+use super::generate::chosen_markers;
+use super::output::OutputFile;
+use super::stats::ShardStats;
+use super::{choose, say};
+use crate::device::Part;
+use crate::markers::Assembly;
+use crate::model::Checkpoint;
+use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, read_range};
+
+/// Serves until it is asked to leave, and then returns: profilers lose everything when a process is killed.
+pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
+    // From here on a signal is a wish, also while weights are read.
+    let stop = Stop::on_signals().map_err(CliError::Serving)?;
+    let threads = choose::threads(args.threads)?;
+    let device = choose::device(&args.device, threads)?;
+    let markers =
+        Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), args.record.is_some())?;
+    let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
+    let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
+    if let (Some(record), Some(stats)) = (&record_file, &stats_file)
+        && record.path() == stats.path()
+    {
+        return Err(CliError::SameFile { path: stats.path().to_owned() });
+    }
+    let bad = |why: String| CliError::BadAddress { given: args.listen.clone(), why };
+    // A place that cannot be listened at is told before weights are read; who connects early waits.
+    let listener = match args.listen.as_str() {
+        "inherited" => None,
+        address => {
+            let address: Address = address.parse().map_err(|error| bad(format!("{error}")))?;
+            Some(Listener::bind(&address, args.insecure)?)
+        }
+    };
+
+    let model = choose::target(args.model.as_deref())?;
+    let checkpoint = Checkpoint::open(&model)?;
+    let config = checkpoint.config();
+    let layers = read_range(&args.layers)?;
+    if layers.is_empty() || layers.end > config.layers {
+        return Err(CliError::NoSuchLayers { begin: layers.start, end: layers.end, layers: config.layers });
+    }
+    let context = match args.context {
+        Some(0) => return Err(CliError::Zero { what: "--context 0" }),
+        Some(asked) if asked > config.context => {
+            return Err(CliError::ContextTooLong { asked, most: config.context });
+        }
+        asked => asked.unwrap_or(config.context),
+    };
+    let part = Part { layers: layers.clone(), embedding: false, head: false, context };
+    let shard = device.load(&checkpoint, part)?;
+    let terms = Terms { fingerprint: checkpoint.fingerprint(), layers: layers.clone(), width: config.hidden };
+
+    let mut generations = 0;
+    let mut tell = |line: &str| say!("phasemark shard {}..{}: {line}", layers.start, layers.end);
+    let write_stats = |generations| match &stats_file {
+        None => Ok(()),
+        Some(file) => {
+            let stats = ShardStats::new(&layers, generations, &markers);
+            file.write(|mut out| out.write_all(stats.json()?.as_bytes()))
+        }
+    };
+    let mut ended = || {
+        generations += 1;
+        if let Err(error) = write_stats(generations) {
+            say!("phasemark: {error}");
+        }
+    };
+    let mut service = Service {
+        shard,
+        terms,
+        markers: markers.markers(),
+        limits: Limits::default(),
+        ended: &mut ended,
+        tell: &mut tell,
+    };
+    match &listener {
+        Some(listener) => {
+            say!("listening on {listener}");
+            service.listen(listener, &stop)
+        }
+        None => inherited().and_then(|stream| service.inherited(stream, &stop)),
+    }
+    .map_err(CliError::Serving)?;
+    drop(service);
+
+    if let Some(file) = &record_file {
+        file.write(|out| markers.save_record(out))?;
+    }
+    write_stats(generations)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The socket that this process was started with as its standard input.
+fn inherited() -> std::io::Result<UnixStream> {
+    let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    // Only a socket has a peer.
+    stream.peer_addr()?;
+    Ok(stream)
+}

@@ -1,0 +1,4 @@
+//! Chrome trace JSON.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| trace_fuzz::ask(bytes));
