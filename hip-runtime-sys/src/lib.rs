@@ -57,7 +57,11 @@ pub fn library() -> Result<&'static Library, &'static str> {
             // SAFETY: runs the constructors of the system's own HIP; it stays loaded for the life of the process.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Ok(library),
-                Err(error) => reasons.push(error.to_string()),
+                Err(error) => {
+                    // The loader's own words, which name the library.
+                    let source = std::error::Error::source(&error).map(ToString::to_string);
+                    reasons.push(source.unwrap_or_else(|| format!("{name}: {error}")));
+                }
             }
         }
         Err(reasons.join("; "))

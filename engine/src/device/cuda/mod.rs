@@ -100,11 +100,13 @@ impl Cuda {
         if ordinal >= count as u32 {
             return Err(format!("there are {count}, counted from 0"));
         }
-        let failed = |call| move |error: result::DriverError| format!("{call} failed: {}", code_name(error.0));
+        let failed =
+            |call| move |error: result::DriverError| format!("{call} failed: {}", code_name(error.0));
         let device = result::device::get(ordinal as i32).map_err(failed("cuDeviceGet"))?;
         let attribute = |attribute| {
             // SAFETY: the device was just given by the driver.
-            unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("cuDeviceGetAttribute"))
+            unsafe { result::device::get_attribute(device, attribute) }
+                .map_err(failed("cuDeviceGetAttribute"))
         };
         let capability = (
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -249,9 +251,8 @@ impl Driver for Cuda {
 
     fn function(&self, module: Handle, name: &CStr) -> Result<Handle, DeviceError> {
         let mut function = std::ptr::null_mut();
-        let code = unsafe {
-            sys::cuModuleGetFunction(&raw mut function, module.0 as sys::CUmodule, name.as_ptr())
-        };
+        let code =
+            unsafe { sys::cuModuleGetFunction(&raw mut function, module.0 as sys::CUmodule, name.as_ptr()) };
         self.check("cuModuleGetFunction", code)?;
         Ok(Handle(function as usize))
     }

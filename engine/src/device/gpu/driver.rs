@@ -117,7 +117,11 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// Uninitialised memory for `what`.
-    pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize, what: &'static str) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, DeviceError> {
         // Nothing asks for nothing, and drivers refuse it.
         match driver.alloc(bytes.max(1))? {
             Some(at) => Ok(Buffer { driver: Arc::clone(driver), at, bytes }),

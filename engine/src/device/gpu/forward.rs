@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::driver::{Buffer, Driver, Handle, Pinned, Stream};
 use super::kernels::{
-    Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, NORM_WIDTH, Norm,
-    PLANES, Rotate,
+    Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS,
+    NORM_WIDTH, Norm, PLANES, Rotate,
 };
 use super::weights::{Matrix, values_on, vector};
 use crate::device::{DeviceError, Part};
@@ -337,7 +337,8 @@ impl Model {
         let stream = Rows { x: &buffers.x, partial: &buffers.partial, rows: steps.rows };
         let Steps { rows, chunks, .. } = *steps;
         self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
-        let splits = self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
+        let splits =
+            self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
         let values = keys + self.cache_bytes() as u64;
         self.rotate(layer, (&buffers.partial, splits), &buffers.q, &buffers.inputs, keys, rows, on)?;
         let attend = Attend {
@@ -358,7 +359,8 @@ impl Model {
         if chunks > 1 {
             self.kernels.launch(Kernel::Merge, [rows, heads, 1], 64, attend, on)?;
         }
-        let splits = self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
+        let splits =
+            self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
         let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
         self.norm(Some(&layer.post_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
         let gate_up = &layer.gate_up;

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use super::{Device, DeviceError, Part, Shard};
 use crate::model::Checkpoint;
 
+mod dense;
 #[allow(unsafe_code)]
 pub(crate) mod driver;
-mod dense;
 mod forward;
 #[allow(unsafe_code)]
 pub(crate) mod kernels;

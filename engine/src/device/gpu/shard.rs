@@ -47,7 +47,10 @@ impl GpuShard {
         let config = checkpoint.config();
         let Range { start, end } = part.layers;
         if start > end || end > config.layers {
-            return Err(DeviceError::BadPass(format!("layers {start} to {end} of a model of {}", config.layers)));
+            return Err(DeviceError::BadPass(format!(
+                "layers {start} to {end} of a model of {}",
+                config.layers
+            )));
         }
         let stream = Stream::new(driver)?;
         let on = stream.handle();
@@ -74,7 +77,9 @@ impl GpuShard {
         let bad = |why: String| Err(DeviceError::BadPass(why));
         let (part, shape, cached) = (&self.model.part, &self.model.shape, self.len);
         let rows = match pass.input {
-            Input::Tokens(_) if !part.embedding => return bad("token ids for a part without the embedding".into()),
+            Input::Tokens(_) if !part.embedding => {
+                return bad("token ids for a part without the embedding".into());
+            }
             Input::Hidden(_) if part.embedding => {
                 return bad("hidden state for a part that starts with the embedding".into());
             }
@@ -177,13 +182,19 @@ impl GpuShard {
     }
 
     /// Appends the rows `range` of a pass, at most [`MOST_ROWS`], through the dense kernels.
-    fn dense(&mut self, pass: &Pass<'_>, range: Range<usize>, answer: &mut Answer) -> Result<(), DeviceError> {
+    fn dense(
+        &mut self,
+        pass: &Pass<'_>,
+        range: Range<usize>,
+        answer: &mut Answer,
+    ) -> Result<(), DeviceError> {
         let (on, rows) = (self.stream.handle(), range.len());
         if !self.wide.as_ref().is_some_and(|wide| wide.fits(rows)) {
             self.wide = None;
             self.wide = Some(Wide::new(&self.driver, &self.model, rows, on)?);
         }
-        let (Some(wide), hidden, width) = (&self.wide, self.model.shape.hidden, self.model.shape.width) else {
+        let (Some(wide), hidden, width) = (&self.wide, self.model.shape.hidden, self.model.shape.width)
+        else {
             return Ok(());
         };
         let mut padded = Vec::new();

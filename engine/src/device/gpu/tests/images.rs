@@ -35,8 +35,7 @@ fn hsaco_arguments() -> BTreeMap<String, usize> {
     for kernel in text.split("  - .args:").skip(1) {
         // Arguments that the host passes come before those that the runtime adds.
         let arguments: Vec<_> = kernel.split(".name:").next().unwrap().split("- .").collect();
-        let by_value: Vec<_> =
-            arguments.iter().filter(|argument| argument.contains("by_value")).collect();
+        let by_value: Vec<_> = arguments.iter().filter(|argument| argument.contains("by_value")).collect();
         let name = kernel.lines().find_map(|line| line.strip_prefix("    .name:")).unwrap().trim();
         let [argument] = by_value[..] else { panic!("{name} takes one argument: {kernel}") };
         let size = argument.lines().find_map(|line| line.trim().strip_prefix(".size:")).unwrap().trim();
@@ -60,7 +59,8 @@ fn both_images_hold_the_same_kernels_with_the_hosts_arguments() {
 /// The offsets and sizes that the compiler gave to the fields of a kernel's struct: `layout_<struct>` in the image.
 fn layout(name: &str) -> Vec<usize> {
     let start = format!("layout_{name}[");
-    let line = ptx().lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("no layout of {name}"));
+    let line =
+        ptx().lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("no layout of {name}"));
     let (head, values) = line.split_once('{').unwrap();
     let size = head.split_once(&start).unwrap().1.split_once(']').unwrap().0.parse().unwrap();
     let values = values.split_once('}').unwrap().0;

@@ -8,8 +8,8 @@ use half::bf16;
 
 use super::super::driver::{Buffer, Driver, Plain, Stream};
 use super::super::kernels::{
-    Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, Embed, FLASH_ROWS, Flash, WIDE_THREADS, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, Norm, PLANES,
-    Rotate,
+    Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, Embed, FEW_OUTPUTS, FEW_THREADS, FLASH_ROWS, Few,
+    Flash, Kernel, Kernels, MAX_ROWS, Norm, PLANES, Rotate, WIDE_THREADS,
 };
 use crate::device::cuda;
 
@@ -369,9 +369,12 @@ fn gated_rows() {
 #[ignore = "needs an NVIDIA GPU"]
 fn rotate_norms_turns_and_appends() {
     let bench = Bench::new();
-    for (heads, kv_heads, head_dim, rows, splits, normed, biased) in
-        [(3, 1, 8, 1, 1, false, false), (4, 2, 64, 5, 3, true, true), (2, 2, 80, 16, 2, true, false), (7, 1, 256, 2, 8, false, true)]
-    {
+    for (heads, kv_heads, head_dim, rows, splits, normed, biased) in [
+        (3, 1, 8, 1, 1, false, false),
+        (4, 2, 64, 5, 3, true, true),
+        (2, 2, 80, 16, 2, true, false),
+        (7, 1, 256, 2, 8, false, true),
+    ] {
         let (context, start, all) = (40_usize, 9_usize, heads + 2 * kv_heads);
         let wide = usize::next_multiple_of(all * head_dim, 128);
         let half = head_dim / 2;
@@ -456,7 +459,9 @@ fn rotate_norms_turns_and_appends() {
 fn attention_over_the_cache() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
-    for (heads, kv_heads, head_dim) in [(2, 2, 8), (6, 2, 64), (4, 1, 80), (9, 1, 32), (8, 2, 128), (3, 1, 256)] {
+    for (heads, kv_heads, head_dim) in
+        [(2, 2, 8), (6, 2, 64), (4, 1, 80), (9, 1, 32), (8, 2, 128), (3, 1, 256)]
+    {
         for (start, rows) in [(0, 1), (0, 7), (62, 1), (63, 2), (60, 9), (200, 16), (1000, 3)] {
             let context = start + rows + 5;
             let width = usize::next_multiple_of(heads * head_dim, 32);
@@ -501,13 +506,16 @@ fn attention_over_the_cache() {
                     let query = &q[(row * heads + head) * head_dim..][..head_dim];
                     let at = |position: usize| (position * kv_heads + kv) * head_dim;
                     let scores: Vec<f64> = (0..=start + row)
-                        .map(|p| query.iter().zip(&keys[at(p)..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum())
+                        .map(|p| {
+                            query.iter().zip(&keys[at(p)..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+                        })
                         .collect();
                     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let shares: Vec<f64> = scores.iter().map(|score| (score - top).exp2()).collect();
                     let total: f64 = shares.iter().sum();
                     exact.extend((0..head_dim).map(|d| {
-                        let sum = shares.iter().enumerate().map(|(p, share)| share * f64::from(values[at(p) + d]));
+                        let sum =
+                            shares.iter().enumerate().map(|(p, share)| share * f64::from(values[at(p) + d]));
                         sum.sum::<f64>() / total
                     }));
                 }
@@ -515,7 +523,11 @@ fn attention_over_the_cache() {
             worst = worst.max(near("attention", &together, &exact, 2e-6));
             for row in [0, rows - 1] {
                 let alone = run(row, 1);
-                assert_eq!(alone, together[row * heads * head_dim..][..heads * head_dim], "row {row} of {rows}");
+                assert_eq!(
+                    alone,
+                    together[row * heads * head_dim..][..heads * head_dim],
+                    "row {row} of {rows}"
+                );
             }
             bench.done();
         }
@@ -650,8 +662,7 @@ fn attention_of_many_rows() {
             };
             bench.launch(kernel, [rows.div_ceil(FLASH_ROWS), heads, 1], WIDE_THREADS, argument);
             let got: Vec<f32> = bench.get(out).iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
-            let got: Vec<f32> =
-                got.chunks(width).flat_map(|row| row[..heads * head_dim].to_vec()).collect();
+            let got: Vec<f32> = got.chunks(width).flat_map(|row| row[..heads * head_dim].to_vec()).collect();
             // What the kernel makes of its inputs: bf16.
             let round = |value: f32| bf16::from_f32(value).to_f64();
             let mut exact = Vec::new();
@@ -667,7 +678,8 @@ fn attention_of_many_rows() {
                     let shares: Vec<f64> = scores.iter().map(|score| (score - top).exp2()).collect();
                     let total: f64 = shares.iter().sum();
                     exact.extend((0..head_dim).map(|d| {
-                        let sum = shares.iter().enumerate().map(|(p, share)| share * round(values[at(p) + d]));
+                        let sum =
+                            shares.iter().enumerate().map(|(p, share)| share * round(values[at(p) + d]));
                         sum.sum::<f64>() / total
                     }));
                 }

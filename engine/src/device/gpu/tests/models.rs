@@ -21,8 +21,13 @@ fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(&models().join(name)).unwrap()
 }
 
-const NAMES: [&str; 5] =
-    ["pair/target", "pair/draft", "tiny/llama3-gqa-untied-sharded", "tiny/qwen2-bias-tied", "tiny/qwen3-qknorm"];
+const NAMES: [&str; 5] = [
+    "pair/target",
+    "pair/draft",
+    "tiny/llama3-gqa-untied-sharded",
+    "tiny/qwen2-bias-tied",
+    "tiny/qwen3-qknorm",
+];
 
 fn part(checkpoint: &Checkpoint, context: usize) -> Part {
     Part { layers: 0..checkpoint.config().layers, embedding: true, head: true, context }
@@ -32,7 +37,8 @@ fn logits(shard: &mut dyn Shard, tokens: &[u32], block: usize, path: Kernels) ->
     let (mut answer, mut logits) = (Answer::default(), Vec::new());
     for rows in tokens.chunks(block) {
         let want = Want::Logits(0..rows.len());
-        let pass = Pass { input: Input::Tokens(rows), start: shard.cached(), path, want, phase: Phase::Unspecified };
+        let pass =
+            Pass { input: Input::Tokens(rows), start: shard.cached(), path, want, phase: Phase::Unspecified };
         shard.forward(&pass, &mut answer).unwrap();
         logits.extend_from_slice(&answer.logits);
     }
@@ -55,12 +61,19 @@ fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
         assert!(worst < 1e-3, "{name}");
         for block in [2, 3, 5, 8, 13, 16, 150] {
             gpu.roll_back(0).unwrap();
-            assert_eq!(logits(&mut *gpu, &tokens, block, Kernels::Decode), one_by_one, "{name}, blocks of {block}");
+            assert_eq!(
+                logits(&mut *gpu, &tokens, block, Kernels::Decode),
+                one_by_one,
+                "{name}, blocks of {block}"
+            );
         }
         let (layers, (keys, values)) = (checkpoint.config().layers, gpu.cache_rows(1).unwrap());
         let (cpu_keys, cpu_values) = cpu.cache_rows(1).unwrap();
         let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3);
-        assert!(keys.len() == cpu_keys.len() && close(&keys, &cpu_keys) && close(&values, &cpu_values), "{layers}");
+        assert!(
+            keys.len() == cpu_keys.len() && close(&keys, &cpu_keys) && close(&values, &cpu_values),
+            "{layers}"
+        );
     }
 }
 
@@ -79,10 +92,13 @@ fn dense_logits_are_near_the_cpus() {
             gpu.roll_back(0).unwrap();
             let got = logits(&mut *gpu, &tokens, block, Kernels::Dense);
             let worst = got.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();
+            let squares =
+                |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();
             let error = squares(&mut got.iter().zip(&exact).map(|(a, b)| a - b));
             let off = (error / squares(&mut exact.iter().copied())).sqrt();
-            eprintln!("{name}: dense logits, {block} rows a pass: off by {off:.5}, at most {worst} of {largest}");
+            eprintln!(
+                "{name}: dense logits, {block} rows a pass: off by {off:.5}, at most {worst} of {largest}"
+            );
             assert!(off < 0.05, "{name}");
         }
     }
@@ -106,7 +122,8 @@ fn a_split_model_answers_as_a_whole_one() {
         for (index, shard) in shards.iter_mut().enumerate() {
             let input = if index == 0 { Input::Tokens(rows) } else { Input::Hidden(&hidden) };
             let want = if index == 2 { Want::Logits(0..5) } else { Want::Hidden };
-            let pass = Pass { input, start: shard.cached(), path: Kernels::Decode, want, phase: Phase::Unspecified };
+            let pass =
+                Pass { input, start: shard.cached(), path: Kernels::Decode, want, phase: Phase::Unspecified };
             shard.forward(&pass, &mut answer).unwrap();
             hidden.clone_from(&answer.hidden);
         }
@@ -208,7 +225,13 @@ fn speed() {
             .map(|_| {
                 shard.roll_back(start).unwrap();
                 let input = Input::Tokens(&tokens[..rows]);
-                let pass = Pass { input, start: shard.cached(), path, want: Want::Tokens(rows - 1..rows), phase: Phase::Unspecified };
+                let pass = Pass {
+                    input,
+                    start: shard.cached(),
+                    path,
+                    want: Want::Tokens(rows - 1..rows),
+                    phase: Phase::Unspecified,
+                };
                 let began = std::time::Instant::now();
                 shard.forward(&pass, &mut answer).unwrap();
                 began.elapsed().as_secs_f64() * 1e3
