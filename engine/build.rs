@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (constant, file, arguments) in IMAGES {
         let path = out.join(file);
         let value = match compile(&path, arguments) {
-            Ok(()) => format!("Some(include_bytes!({path:?}))"),
+            Ok(()) => format!("Some(include_bytes!({:?}))", path.to_string_lossy()),
             Err(why) if env::var("PHASEMARK_REQUIRE_KERNELS").is_ok_and(|value| value == "1") => {
                 return Err(format!("{file}: {why}").into());
             }

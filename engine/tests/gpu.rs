@@ -1,5 +1,6 @@
 //! The GPU devices where there is no GPU: they say what is missing, in a line or two, and the exit code is 2.
 #![cfg(any(feature = "cuda", feature = "hip"))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -6,7 +6,11 @@
 //! changed its layout between versions (`hipDeviceProp_t`) is not here as a struct.
 
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals, reason = "HIP's own names")]
-#![allow(clippy::missing_safety_doc, reason = "HIP's own documentation says what each call demands")]
+#![allow(
+    clippy::too_many_arguments,
+    clippy::missing_safety_doc,
+    reason = "HIP's own documentation says what each call demands"
+)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

@@ -56,10 +56,11 @@ fn devices() -> Result<i32, String> {
     if !unsafe { sys::is_culib_present() } {
         return Err("the CUDA driver's library (libcuda.so) is not on this machine".into());
     }
-    // SAFETY: the library is there; the symbols are only looked up, never called through this.
-    if let Some(name) =
-        NEWEST_CALLS.iter().find(|name| unsafe { sys::culib().get::<*const c_void>(**name) }.is_err())
-    {
+    let missing = |name: &&&str| {
+        // SAFETY: the library is there; the symbols are only looked up, never called through this.
+        unsafe { sys::culib().get::<*const c_void>(**name) }.is_err()
+    };
+    if let Some(name) = NEWEST_CALLS.iter().find(missing) {
         return Err(format!("the CUDA driver is too old: it has no {name}"));
     }
     let failed = |call| move |error: result::DriverError| format!("{call} failed: {}", code_name(error.0));
@@ -102,7 +103,7 @@ impl Cuda {
         }
         let failed =
             |call| move |error: result::DriverError| format!("{call} failed: {}", code_name(error.0));
-        let device = result::device::get(ordinal as i32).map_err(failed("cuDeviceGet"))?;
+        let device = result::device::get(ordinal.cast_signed()).map_err(failed("cuDeviceGet"))?;
         let attribute = |attribute| {
             // SAFETY: the device was just given by the driver.
             unsafe { result::device::get_attribute(device, attribute) }
@@ -259,8 +260,13 @@ impl Driver for Cuda {
 
     fn allow_shared(&self, function: Handle, bytes: usize) -> Result<(), DeviceError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let code =
-            unsafe { sys::cuFuncSetAttribute(function.0 as sys::CUfunction, attribute, bytes as c_int) };
+        let code = unsafe {
+            sys::cuFuncSetAttribute(
+                function.0 as sys::CUfunction,
+                attribute,
+                c_int::try_from(bytes).unwrap_or(c_int::MAX),
+            )
+        };
         self.check("cuFuncSetAttribute", code)
     }
 

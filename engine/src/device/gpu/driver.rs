@@ -105,6 +105,7 @@ pub(crate) struct Launch {
     /// Bytes of shared memory beyond what the kernel declares.
     pub(crate) shared: u32,
     /// Whether it may begin before the kernel before it has ended, where the device can: it then waits by itself.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "HIP cannot"))]
     pub(crate) overlap: bool,
 }
 
@@ -123,14 +124,12 @@ impl Buffer {
         what: &'static str,
     ) -> Result<Self, DeviceError> {
         // Nothing asks for nothing, and drivers refuse it.
-        match driver.alloc(bytes.max(1))? {
-            Some(at) => Ok(Buffer { driver: Arc::clone(driver), at, bytes }),
-            None => {
-                let Memory { free, total } = driver.memory()?;
-                let (device, asked) = (driver.name().to_owned(), bytes as u64);
-                Err(DeviceError::OutOfMemory { device, what, asked, free, total })
-            }
+        if let Some(at) = driver.alloc(bytes.max(1))? {
+            return Ok(Buffer { driver: Arc::clone(driver), at, bytes });
         }
+        let Memory { free, total } = driver.memory()?;
+        let (device, asked) = (driver.name().to_owned(), bytes as u64);
+        Err(DeviceError::OutOfMemory { device, what, asked, free, total })
     }
 
     /// Memory of zeros.

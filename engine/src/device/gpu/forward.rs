@@ -1,5 +1,7 @@
 //! A decoder's passes, as launches on a stream.
 
+#![allow(clippy::too_many_arguments, clippy::struct_field_names, reason = "the kernels' own")]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -451,7 +453,6 @@ impl Model {
     }
 
     /// Turns queries and keys of `rows` rows and appends to the cache; sums come from `partial`.
-    #[allow(clippy::too_many_arguments, reason = "the kernel's own")]
     pub(super) fn rotate(
         &self,
         layer: &Layer,

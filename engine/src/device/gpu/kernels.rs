@@ -99,7 +99,7 @@ macro_rules! kernels {
         /// A kernel.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Kernel {
-            $(#[doc = $name] $kernel,)*
+            $(#[doc = concat!("`", $name, "`")] $kernel,)*
         }
 
         impl Kernel {

@@ -87,7 +87,7 @@ impl Hip {
         if ordinal >= count as u32 {
             return Err(format!("there are {count}, counted from 0"));
         }
-        let processor = processor(ordinal as i32);
+        let processor = processor(ordinal.cast_signed());
         if processor != PROCESSOR {
             return Err(format!("it is a {processor}; this build holds kernels for {PROCESSOR}"));
         }
@@ -131,7 +131,7 @@ impl Driver for Hip {
     }
 
     fn enter(&self) -> Result<(), DeviceError> {
-        self.check("hipSetDevice", unsafe { hip::hipSetDevice(self.ordinal as i32) })
+        self.check("hipSetDevice", unsafe { hip::hipSetDevice(self.ordinal.cast_signed()) })
     }
 
     fn memory(&self) -> Result<Memory, DeviceError> {
