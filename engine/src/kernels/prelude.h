@@ -133,6 +133,8 @@ DEVICE u16 to_bf16(float value) {
 
 #define TILE_ROWS 16
 #define ELEMENTS 8
+// Every lane holds whole rows of a tile here, so fewer steps fit the registers.
+#define FEW_UNROLL 1
 // A step's weights or rows as a lane holds them.
 struct Fragment {
     u32x4 part[4];

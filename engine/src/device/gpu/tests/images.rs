@@ -86,3 +86,40 @@ fn the_hosts_structs_have_the_kernels_fields() {
         assert_eq!(layout(name), host, "{name}");
     }
 }
+
+/// What each kernel takes of a compute unit of gfx1151, as the code object says: a line a kernel.
+fn occupancy() -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image.hsaco");
+    std::fs::write(&path, HSACO_GFX1151.expect("clang++-19 made the code object")).unwrap();
+    let output = Command::new("llvm-readelf-19").arg("--notes").arg(&path).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut rows: Vec<String> = Vec::new();
+    for kernel in text.split("  - .args:").skip(1) {
+        let value = |key: &str| {
+            let line = kernel.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
+            line.trim().to_owned()
+        };
+        let vgprs: usize = value(".vgpr_count:").parse().unwrap();
+        // 1536 registers a lane, given out 24 at a time, for 16 waves at most.
+        let waves = (1536 / vgprs.next_multiple_of(24)).min(16);
+        let name = kernel.lines().find_map(|line| line.strip_prefix("    .name:")).unwrap().trim();
+        rows.push(format!(
+            "| `{name}` | {} | {vgprs} | {} | {} | {} | {waves} |",
+            value(".max_flat_workgroup_size:"),
+            value(".sgpr_count:"),
+            value(".group_segment_fixed_size:"),
+            value(".vgpr_spill_count:"),
+        ));
+    }
+    rows.sort();
+    rows.join("\n")
+}
+
+#[test]
+fn the_occupancy_table_is_the_code_objects() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hardware-status.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let table = occupancy();
+    assert!(document.contains(&table), "docs/hardware-status.md should have these lines:\n{table}");
+}
