@@ -130,6 +130,11 @@ pub trait Device {
     /// The device's ordinal on its host, for labels; 0 for the CPU.
     fn ordinal(&self) -> u32;
 
+    /// The most of its memory, in bytes, that what was loaded from it held at once; `None` where nobody counts.
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether [`Path::Dense`] keeps `f32`'s precision. Matrix units that take bf16 do not.
     fn dense_is_exact(&self) -> bool {
         true

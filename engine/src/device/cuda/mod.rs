@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory};
+use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage};
 use super::gpu::{Gpu, NO_KERNELS, PTX_SM_86, PTX_SM_90};
 use super::{Device, DeviceError};
 
@@ -82,6 +82,7 @@ fn code_name(code: sys::CUresult) -> String {
 
 struct Cuda {
     name: String,
+    usage: Usage,
     image: &'static [u8],
     /// Whether kernels may begin before the one before them has ended.
     overlap: bool,
@@ -124,7 +125,15 @@ impl Cuda {
         // SAFETY: the device was just given by the driver; released in `drop`.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        Ok(Cuda { name: format!("cuda:{ordinal}"), image, overlap, ordinal, device, context })
+        Ok(Cuda {
+            usage: Usage::default(),
+            name: format!("cuda:{ordinal}"),
+            image,
+            overlap,
+            ordinal,
+            device,
+            context,
+        })
     }
 
     fn failed(&self, call: &'static str, code: sys::CUresult) -> DeviceError {
@@ -157,6 +166,10 @@ impl Driver for Cuda {
 
     fn ordinal(&self) -> u32 {
         self.ordinal
+    }
+
+    fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     fn image(&self) -> &'static [u8] {

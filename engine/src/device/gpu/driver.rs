@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::DeviceError;
 
@@ -21,6 +22,29 @@ pub(crate) struct Memory {
     pub(crate) total: u64,
 }
 
+/// What this process holds of a device's memory, and held at most, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Usage {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.now.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The most that was held at once.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
 /// The calls of a GPU maker's driver, each for one device. An error names the call that failed.
 ///
 /// Work on a stream happens in order and later. Where a call is unsafe, what it is given must be alive, on this
@@ -30,6 +54,8 @@ pub(crate) trait Driver: Send + Sync {
     fn name(&self) -> &str;
     /// The device's ordinal on this host.
     fn ordinal(&self) -> u32;
+    /// Where [`Buffer`]s keep count.
+    fn usage(&self) -> &Usage;
     /// The image of the kernels for this device.
     fn image(&self) -> &'static [u8];
     /// The tiles of that image's dense kernels.
@@ -125,6 +151,7 @@ impl Buffer {
     ) -> Result<Self, DeviceError> {
         // Nothing asks for nothing, and drivers refuse it.
         if let Some(at) = driver.alloc(bytes.max(1))? {
+            driver.usage().add(bytes);
             return Ok(Buffer { driver: Arc::clone(driver), at, bytes });
         }
         let Memory { free, total } = driver.memory()?;
@@ -212,6 +239,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.driver.usage().remove(self.bytes);
         if self.driver.enter().is_ok() {
             // SAFETY: allocated by this driver, freed once, and no work on it is left.
             unsafe { self.driver.free(self.at) };
@@ -351,5 +379,20 @@ impl Drop for Graph {
             // SAFETY: made by this driver, destroyed once.
             unsafe { self.driver.destroy_graph(self.handle) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_what_was_held_at_once() {
+        let usage = Usage::default();
+        usage.add(5);
+        usage.add(7);
+        usage.remove(7);
+        usage.add(3);
+        assert_eq!(usage.peak(), 12);
     }
 }

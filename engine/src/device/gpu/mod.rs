@@ -58,6 +58,10 @@ impl Device for Gpu {
         self.driver.ordinal()
     }
 
+    fn peak_memory(&self) -> Option<u64> {
+        Some(self.driver.usage().peak())
+    }
+
     fn dense_is_exact(&self) -> bool {
         false
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hip_sys::hiprt as hip;
 
-use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory};
+use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage};
 use super::gpu::{Gpu, HSACO_GFX1151, NO_KERNELS};
 use super::{Device, DeviceError};
 
@@ -78,6 +78,7 @@ fn processor(ordinal: i32) -> String {
 
 struct Hip {
     name: String,
+    usage: Usage,
     ordinal: u32,
 }
 
@@ -91,7 +92,7 @@ impl Hip {
         if processor != PROCESSOR {
             return Err(format!("it is a {processor}; this build holds kernels for {PROCESSOR}"));
         }
-        Ok(Hip { name: format!("hip:{ordinal}"), ordinal })
+        Ok(Hip { usage: Usage::default(), name: format!("hip:{ordinal}"), ordinal })
     }
 
     fn check(&self, call: &'static str, code: hip::hipError_t) -> Result<(), DeviceError> {
@@ -120,6 +121,10 @@ impl Driver for Hip {
 
     fn ordinal(&self) -> u32 {
         self.ordinal
+    }
+
+    fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     fn image(&self) -> &'static [u8] {
