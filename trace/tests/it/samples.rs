@@ -192,7 +192,7 @@ fn the_h200_s_kernels_land_on_their_ranges() {
 #[test]
 fn the_engine_s_kernels_land_on_its_passes() {
     for (case, mode, passes, ranges) in [("spec", "verify", 8, 21), ("target", "decode", 15, 27)] {
-        let trace = read(&sample(&format!("nsys-2025.3.1-h200/{case}/trace.sqlite")));
+        let trace = read(&sample(&format!("nsys-2025.3.1-h200/engine-{case}/trace.sqlite")));
         let attribution = attribute(&trace);
         let nested = trace.of_kind(Kind::Nested);
         assert_eq!(nested.len(), ranges, "{case}");
