@@ -52,9 +52,15 @@ static TOOL: OnceLock<Result<Option<Tool>, LoadError>> = OnceLock::new();
 static STRINGS: [OnceLock<Look>; TABLE_SLOTS] = [const { OnceLock::new() }; TABLE_SLOTS];
 static TALLY: Tally = Tally::new();
 
+/// What is open on a thread, and where it counts.
+struct Local {
+    open: Nesting,
+    shard: Shard,
+}
+
 thread_local! {
-    static OPEN: Nesting = const { Nesting::new() };
-    static SHARD: Shard = const { Shard::new() };
+    // No destructor: it works while the thread and the process are torn down.
+    static LOCAL: Local = const { Local { open: Nesting::new(), shard: Shard::new() } };
 }
 
 /// How a label looks in the tool: what does not change between two uses of it.
@@ -160,12 +166,12 @@ impl Nvtx {
 
     /// What a push is worth when somebody hears: apart, so that one which nobody hears saves no register.
     #[inline(never)]
-    fn open(&self, domain: sys::Domain, label: &Label) -> Token {
+    fn open(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
         if sys::push(domain, &self.event(domain, label)) {
-            SHARD.with(|shard| TALLY.pushed(shard));
-            OPEN.with(Nesting::push)
+            TALLY.pushed(&local.shard);
+            local.open.push()
         } else {
-            SHARD.with(|shard| TALLY.failed(shard));
+            TALLY.failed(&local.shard);
             Token::NOT_TAKEN
         }
     }
@@ -185,12 +191,22 @@ impl Nvtx {
 }
 
 #[inline(never)]
-fn close(domain: sys::Domain, token: Token) {
-    let pops = OPEN.with(|open| open.pop(token));
+fn close(domain: sys::Domain, local: &Local, token: Token) {
+    let pops = local.open.pop(token);
+    if pops == 1 {
+        sys::pop(domain);
+    } else {
+        close_others(domain, pops);
+    }
+    TALLY.popped(&local.shard, pops);
+}
+
+#[cold]
+#[inline(never)]
+fn close_others(domain: sys::Domain, pops: u32) {
     for _ in 0..pops {
         sys::pop(domain);
     }
-    SHARD.with(|shard| TALLY.popped(shard, pops));
 }
 
 /// Tells a tool that has just attached who we are.
@@ -218,13 +234,13 @@ impl Marker for Nvtx {
 
     #[inline]
     fn push(&self, label: &Label) -> Token {
-        self.domain.map_or(Token::NOT_TAKEN, |domain| self.open(domain, label))
+        self.domain.map_or(Token::NOT_TAKEN, |domain| LOCAL.with(|local| self.open(domain, local, label)))
     }
 
     #[inline]
     fn pop(&self, token: Token) {
         if let Some(domain) = self.domain {
-            close(domain, token);
+            LOCAL.with(|local| close(domain, local, token));
         }
     }
 
@@ -237,10 +253,10 @@ impl Marker for Nvtx {
     fn start(&self, label: &Label) -> SpanId {
         let Some(domain) = self.domain else { return SpanId::NOT_TAKEN };
         if let Some(id) = sys::start(domain, &self.event(domain, label)) {
-            SHARD.with(|shard| TALLY.pushed(shard));
+            LOCAL.with(|local| TALLY.pushed(&local.shard));
             SpanId::new(if id == 0 { ID_ZERO } else { id })
         } else {
-            SHARD.with(|shard| TALLY.failed(shard));
+            LOCAL.with(|local| TALLY.failed(&local.shard));
             SpanId::NOT_TAKEN
         }
     }
@@ -250,7 +266,7 @@ impl Marker for Nvtx {
             && span.is_taken()
         {
             sys::end(domain, if span.id() == ID_ZERO { 0 } else { span.id() });
-            SHARD.with(|shard| TALLY.popped(shard, 1));
+            LOCAL.with(|local| TALLY.popped(&local.shard, 1));
         }
     }
 

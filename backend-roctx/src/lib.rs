@@ -109,6 +109,74 @@ impl Roctx {
         load::is_in_process()
     }
 
+    // Apart from finding the thread's place, which the compiler makes two instructions only where little follows.
+    #[inline(never)]
+    fn push_on(&self, local: &Local, label: &Label) -> Token {
+        if !local.belongs_to(self.id) || !self.gate.enter() {
+            return self.not_sent(local);
+        }
+        if self.api.push(label) < 0 {
+            return self.not_taken(local);
+        }
+        self.tally.pushed(&local.shard);
+        local.nesting.push()
+    }
+
+    /// Another's ranges are open on this thread, or the profiler is paused.
+    #[cold]
+    #[inline(never)]
+    fn not_sent(&self, local: &Local) -> Token {
+        if local.owner.get() != self.id {
+            self.tally.failed(&local.shard);
+        }
+        Token::NOT_TAKEN
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_taken(&self, local: &Local) -> Token {
+        self.gate.leave(1);
+        self.tally.failed(&local.shard);
+        Token::NOT_TAKEN
+    }
+
+    #[inline(never)]
+    fn pop_on(&self, local: &Local, token: Token) {
+        if local.owner.get() != self.id {
+            return;
+        }
+        let pops = local.nesting.pop(token);
+        if pops == 1 {
+            self.api.pop();
+        } else {
+            self.pop_others(pops);
+        }
+        self.gate.leave(pops);
+        self.tally.popped(&local.shard, pops);
+    }
+
+    #[inline(never)]
+    fn start_on(&self, local: &Local, label: &Label) -> SpanId {
+        if !self.gate.enter() {
+            return SpanId::NOT_TAKEN;
+        }
+        let id = self.api.start(label).map_or(SpanId::NOT_TAKEN, SpanId::new);
+        if id.is_taken() {
+            self.tally.pushed(&local.shard);
+        } else {
+            self.not_taken(local);
+        }
+        id
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pop_others(&self, pops: u32) {
+        for _ in 0..pops {
+            self.api.pop();
+        }
+    }
+
     #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing is found there"))]
     pub(crate) fn new(api: Api, report: Report, pausable: bool) -> Roctx {
         static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -150,37 +218,12 @@ impl Marker for Roctx {
 
     #[inline]
     fn push(&self, label: &Label) -> Token {
-        LOCAL.with(|local| {
-            if !local.belongs_to(self.id) {
-                self.tally.failed(&local.shard);
-                return Token::NOT_TAKEN;
-            }
-            if !self.gate.enter() {
-                return Token::NOT_TAKEN;
-            }
-            if self.api.push(label) < 0 {
-                self.gate.leave(1);
-                self.tally.failed(&local.shard);
-                return Token::NOT_TAKEN;
-            }
-            self.tally.pushed(&local.shard);
-            local.nesting.push()
-        })
+        LOCAL.with(|local| self.push_on(local, label))
     }
 
     #[inline]
     fn pop(&self, token: Token) {
-        LOCAL.with(|local| {
-            if local.owner.get() != self.id {
-                return;
-            }
-            let pops = local.nesting.pop(token);
-            for _ in 0..pops {
-                self.api.pop();
-            }
-            self.gate.leave(pops);
-            self.tally.popped(&local.shard, pops);
-        });
+        LOCAL.with(|local| self.pop_on(local, token));
     }
 
     fn mark(&self, label: &Label) {
@@ -188,20 +231,9 @@ impl Marker for Roctx {
     }
 
     /// An id of 0 counts as not taken: ROCTX's start from 1.
+    #[inline]
     fn start(&self, label: &Label) -> SpanId {
-        LOCAL.with(|local| {
-            if !self.gate.enter() {
-                return SpanId::NOT_TAKEN;
-            }
-            let id = self.api.start(label).map_or(SpanId::NOT_TAKEN, SpanId::new);
-            if id.is_taken() {
-                self.tally.pushed(&local.shard);
-            } else {
-                self.gate.leave(1);
-                self.tally.failed(&local.shard);
-            }
-            id
-        })
+        LOCAL.with(|local| self.start_on(local, label))
     }
 
     /// To be called once for every start that took: a tool may abort the process on an id that it does not

@@ -235,7 +235,7 @@ mod unix {
     }
 
     fn pump(mut from: &TcpStream, mut to: &TcpStream, count: &AtomicU64) -> std::io::Result<()> {
-        let mut chunk = [0; 1 << 16];
+        let mut chunk = vec![0; 1 << 16];
         loop {
             let read = from.read(&mut chunk)?;
             if read == 0 {

@@ -1,5 +1,6 @@
 //! Everything that can go wrong, for a person.
 
+use crate::chat::ChatError;
 use crate::decode::RequestError;
 use crate::device::DeviceError;
 use crate::model::ModelError;
@@ -13,6 +14,9 @@ pub enum Error {
     /// A device could not do what was asked.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A conversation became no prompt.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// A request makes no sense for this model.
     #[error(transparent)]
     Request(#[from] RequestError),

@@ -10,12 +10,15 @@
 //! | [`device`] | the seam between the decode loop and the hardware, and one folder a device |
 //! | [`shard`] | a model over one or several runs of layers; emits the leaf ranges |
 //! | [`decode`] | prefill, draft, verify, accept, roll back |
+//! | [`chat`] | messages through a model's own template |
 //! | [`load`] | from folders to an engine that is ready |
+//! | [`session`] | many requests on one engine, as text |
 //! | [`markers`] | the one file that names the marker backends |
 //! | [`cli`] | the binary's commands |
 
 #![deny(unsafe_code)]
 
+pub mod chat;
 pub mod cli;
 pub mod decode;
 pub mod device;
@@ -23,6 +26,7 @@ mod error;
 pub mod load;
 pub mod markers;
 pub mod model;
+pub mod session;
 pub mod shard;
 #[cfg(test)]
 mod toy;

@@ -601,6 +601,42 @@ mod tests {
         assert_eq!(fan.counters().pushed, 4);
     }
 
+    /// Takes everything and writes what ends into a list that several share.
+    struct Ends(u16, std::sync::Arc<std::sync::Mutex<Vec<u16>>>);
+
+    impl Marker for Ends {
+        fn name(&self) -> &'static str {
+            "ends"
+        }
+        fn push(&self, _: &Label) -> Token {
+            Token::new(self.0)
+        }
+        fn pop(&self, token: Token) {
+            self.1.lock().unwrap().push(token.bits());
+        }
+        fn mark(&self, _: &Label) {}
+        fn start(&self, _: &Label) -> SpanId {
+            SpanId::new(self.0.into())
+        }
+        fn stop(&self, span: SpanId) {
+            self.1.lock().unwrap().push(span.id() as u16);
+        }
+        fn counters(&self) -> Counters {
+            Counters::default()
+        }
+    }
+
+    #[test]
+    fn what_opened_last_closes_first() {
+        let ended = std::sync::Arc::default();
+        let lane = |bits| -> Box<dyn Lane> { Box::new(Ends(bits, std::sync::Arc::clone(&ended))) };
+        let fan = fan_of(vec![lane(1), lane(2), lane(3)]);
+        let label = Label::text("anything");
+        fan.pop(fan.push(&label));
+        fan.stop(fan.start(&label));
+        assert_eq!(*ended.lock().unwrap(), [3, 2, 1, 3, 2, 1], "the backends nest in one another");
+    }
+
     #[test]
     fn phases_are_counted_by_scope_and_mode_when_somebody_took_them() {
         let leaf = |mode| Label::new(Fields::new(Scope::LAYER_RANGE).mode(mode).tokens(1));

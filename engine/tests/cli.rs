@@ -87,6 +87,21 @@ fn bad_numbers_names_and_prompts_are_refused_before_anything_is_written() {
         (&["--draft", ""], "--draft"),
         (&["--max-tokens", "0"], "0"),
         (&["--draft-tokens", "0"], "0"),
+        (&["--draft-tokens", "many"], "nor is it auto"),
+        (&["--draft-tokens", "-1"], "--draft-tokens"),
+        (&["--temperature", "-1"], "the temperature is -1"),
+        (&["--temperature", "hot"], "--temperature"),
+        (&["--temperature", "NaN"], "the temperature is NaN"),
+        (&["--top-k", "-1"], "--top-k"),
+        (&["--top-p", "0"], "top-p is 0"),
+        (&["--min-p", "1"], "min-p is 1"),
+        (&["--repetition-penalty", "0"], "the repetition penalty is 0"),
+        (&["--seed", "-1"], "--seed"),
+        (&["--stop", ""], "--stop"),
+        (&["--context-shift"], "--context-shift: this engine forgets no part"),
+        (&["--chat", "Who?"], "no chat template"),
+        (&["--chat", "Who?", "--prompt", "a"], "--chat"),
+        (&["--system", "Short."], "--chat"),
         (&["--prefill-chunk", "0"], "0"),
         (&["--threads", "0"], "--threads"),
         (&["--threads", "1000000"], "--threads"),
@@ -338,6 +353,84 @@ fn a_draft_that_speaks_of_other_tokens_is_refused() {
 }
 
 #[test]
+fn a_question_goes_through_the_models_own_template() {
+    let talking = Damaged::copy("models/pair/target");
+    let template = |text: &str| {
+        talking.edit_json("tokenizer_config.json", |config| config["chat_template"] = text.into());
+    };
+    template(
+        "{% for m in messages %}<{{ m.role }}> {{ m.content }}<|pad|>\n{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}",
+    );
+    let ids = |args: &[&str]| {
+        let args =
+            [&["generate", "--model", talking.path(), "--max-tokens", "8", "--print-ids"], args].concat();
+        succeeds(&args).stdout
+    };
+    assert_eq!(ids(&["--chat", "Who?"]), ids(&["--prompt", "<user> Who?<|pad|>\n<answer>"]));
+    assert_eq!(
+        ids(&["--chat", "Who?", "--system", "Short."]),
+        ids(&["--prompt", "<system> Short.<|pad|>\n<user> Who?<|pad|>\n<answer>"])
+    );
+
+    // A file of its own goes before the configuration.
+    fs::write(talking.file("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    assert_eq!(ids(&["--chat", BIBLE_1]), ids(&["--prompt", BIBLE_1]));
+
+    for (template, expected) in [
+        ("{% for %}", "the model's chat template fails (syntax error"),
+        ("{{ nothing() }}", "nothing"),
+        ("{{ raise_exception('No questions!') }}", "refuses these messages: No questions!"),
+        ("", "the prompt is empty"),
+    ] {
+        fs::write(talking.file("chat_template.jinja"), template).unwrap();
+        let output = run(&["generate", "--model", talking.path(), "--chat", "Who?"]);
+        assert_refused(template, &output, expected);
+    }
+}
+
+#[test]
+fn a_stop_string_ends_the_text_and_is_not_printed() {
+    let args = ["generate", "--prompt", BIBLE_1, "--max-tokens", "48"];
+    let whole = succeeds(&args).stdout;
+    let whole = text(&whole);
+    // From the middle of a word to the middle of another, over several tokens.
+    let (begin, end) = (whole.len() / 2 - 3, whole.len() / 2 + 3);
+    let stop = &whole[begin..end];
+    let (stats, output) = stats_of(&[&args[..], &["--stop", "never comes", "--stop", stop]].concat());
+    assert_eq!(text(&output.stdout), &whole[..whole.find(stop).unwrap()]);
+    assert!(stats["completion_tokens"].as_u64().unwrap() < 48);
+    assert_eq!(succeeds(&[&args[..], &["--stop", "never comes"]].concat()).stdout, whole.as_bytes());
+}
+
+#[test]
+fn a_seed_repeats_a_run_and_drafting_by_look_up_or_auto_changes_no_greedy_token() {
+    let out = |more: &[&str]| {
+        let args = ["generate", "--prompt", BIBLE_1, "--max-tokens", "24", "--print-ids", "--threads", "1"];
+        succeeds(&[&args[..], more].concat())
+    };
+    let greedy = out(&[]).stdout;
+    for same in [
+        &["--draft", "ngram"][..],
+        &["--draft", "ngram", "--draft-tokens", "3"],
+        &["--draft-tokens", "auto"],
+        &["--temperature", "0"],
+        &["--temperature", "0.8", "--top-k", "1"],
+        &["--seed", "7", "--temperature", "0"],
+    ] {
+        assert_eq!(out(same).stdout, greedy, "{same:?}");
+    }
+    let seeded = out(&["--seed", "7"]);
+    assert!(text(&seeded.stderr).contains("seed 7"));
+    assert_ne!(seeded.stdout, greedy);
+    assert_eq!(out(&["--seed", "7", "--temperature", "1"]).stdout, seeded.stdout);
+    assert_ne!(out(&["--seed", "8"]).stdout, seeded.stdout);
+    // Without a seed one is chosen and told, and it repeats the run.
+    let chosen = out(&["--temperature", "1"]);
+    let seed = text(&chosen.stderr).lines().find_map(|line| line.strip_prefix("seed ")).unwrap();
+    assert_eq!(out(&["--seed", seed]).stdout, chosen.stdout);
+}
+
+#[test]
 fn no_arguments_print_text_and_then_a_table_of_phases() {
     // From another folder too, where the models are found beside the workspace.
     let elsewhere = tempfile::tempdir().unwrap();
@@ -525,6 +618,21 @@ fn a_closed_standard_output_ends_quietly() {
 }
 
 #[cfg(target_os = "linux")]
+#[test]
+#[cfg(unix)]
+fn a_named_pipe_is_opened_once_so_that_its_reader_gets_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("stats");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::read(pipe).unwrap())
+    };
+    succeeds(&["generate", "--max-tokens", "2", "--stats", pipe.to_str().unwrap()]);
+    let stats: Value = serde_json::from_slice(&reader.join().unwrap()).unwrap();
+    assert_eq!(stats["completion_tokens"], 2);
+}
+
 #[test]
 fn a_full_disk_under_standard_output_is_an_error() {
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();

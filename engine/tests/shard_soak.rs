@@ -167,9 +167,15 @@ fn no_fault_gives_a_wrong_token_or_leaks() {
         let strike = || match fault {
             0..15 => misdeed.store(1 + fault as u32 % 5, SeqCst),
             15..18 => listening.signal(Signal::KILL),
-            18..21 => child.into_iter().for_each(|child| send(child, Signal::KILL)),
+            18..21 => {
+                if let Some(child) = child {
+                    send(child, Signal::KILL);
+                }
+            }
             21 => {
-                child.into_iter().for_each(|child| send(child, Signal::STOP));
+                if let Some(child) = child {
+                    send(child, Signal::STOP);
+                }
             }
             _ => {}
         };
@@ -205,7 +211,9 @@ fn no_fault_gives_a_wrong_token_or_leaks() {
         }
         // Who was struck recovers, or is started again as an operator would.
         if fault == 21 {
-            children().into_iter().for_each(|child| send(child, Signal::CONT));
+            for child in children() {
+                send(child, Signal::CONT);
+            }
         }
         if (15..18).contains(&fault) && seen >= moment {
             restart = true;

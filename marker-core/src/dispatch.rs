@@ -165,7 +165,7 @@ impl<'m> Markers<'m> {
     #[inline]
     pub fn mark(self, fields: impl Into<Fields>) {
         if let Some(marker) = self.backend() {
-            with_label(&fields.into(), |label| marker.mark(label));
+            mark_heard(marker, &fields.into());
         }
     }
 
@@ -173,7 +173,7 @@ impl<'m> Markers<'m> {
     #[inline]
     pub fn start(self, fields: impl Into<Fields>) -> Span<'m> {
         match self.backend() {
-            Some(marker) => with_label(&fields.into(), |label| Span::start(marker, label)),
+            Some(marker) => start_heard(marker, &fields.into()),
             None => Span::off(),
         }
     }
@@ -186,11 +186,30 @@ impl<'m> Markers<'m> {
     }
 }
 
+/// Apart, so that a mark which nobody hears saves no register.
+#[inline(never)]
+fn mark_heard(marker: &dyn Marker, fields: &Fields) {
+    with_label(fields, |label| marker.mark(label));
+}
+
+/// Apart, as above.
+#[inline(never)]
+fn start_heard<'m>(marker: &'m dyn Marker, fields: &Fields) -> Span<'m> {
+    with_label(fields, |label| Span::start(marker, label))
+}
+
+#[inline]
 fn with_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
     match intern(fields) {
         Some(label) => use_it(label),
-        None => use_it(&Label::new(*fields)),
+        None => with_own_label(fields, use_it),
     }
+}
+
+/// Apart, so that who finds the label in the table sets no room for one aside.
+#[inline(never)]
+fn with_own_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
+    use_it(&Label::new(*fields))
 }
 
 impl fmt::Debug for Markers<'_> {

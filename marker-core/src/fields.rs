@@ -1,5 +1,6 @@
 //! What a label says, before it is text.
 
+use core::fmt;
 use core::ops::Range;
 
 use crate::{Phase, Scope};
@@ -17,43 +18,38 @@ use crate::{Phase, Scope};
 ///     "ds4.layer_range mode=verify tokens=5 layer_begin=0 layer_end=8 device=0"
 /// );
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Fields {
     scope: Scope,
     tokens: u64,
-    layer_begin: u32,
-    layer_end: u32,
-    device: u32,
-    mode: Phase,
-    present: u8,
+    /// The first one above, the end below.
+    layers: u64,
+    /// The device above; below it the mode's wire value and, lowest, which fields are present. One word, so that
+    /// comparing two labels is comparing few.
+    rest: u64,
 }
 
-const MODE: u8 = 1;
-const TOKENS: u8 = 2;
-const LAYERS: u8 = 4;
-const DEVICE: u8 = 8;
+const MODE: u64 = 1;
+const TOKENS: u64 = 2;
+const LAYERS: u64 = 4;
+const DEVICE: u64 = 8;
+
+const MODE_AT: u32 = 8;
+const MODE_BITS: u64 = 0xff << MODE_AT;
+const HALF: u32 = 32;
 
 impl Fields {
     /// A scope alone.
     #[inline]
     pub const fn new(scope: Scope) -> Self {
-        Fields {
-            scope,
-            tokens: 0,
-            layer_begin: 0,
-            layer_end: 0,
-            device: 0,
-            mode: Phase::Unspecified,
-            present: 0,
-        }
+        Fields { scope, tokens: 0, layers: 0, rest: 0 }
     }
 
     /// Adds `mode=`.
     #[inline]
     #[must_use]
     pub const fn mode(mut self, mode: Phase) -> Self {
-        self.mode = mode;
-        self.present |= MODE;
+        self.rest = self.rest & !MODE_BITS | (mode.wire() as u64) << MODE_AT | MODE;
         self
     }
 
@@ -62,7 +58,7 @@ impl Fields {
     #[must_use]
     pub const fn tokens(mut self, tokens: u64) -> Self {
         self.tokens = tokens;
-        self.present |= TOKENS;
+        self.rest |= TOKENS;
         self
     }
 
@@ -70,9 +66,8 @@ impl Fields {
     #[inline]
     #[must_use]
     pub const fn layers(mut self, layers: Range<u32>) -> Self {
-        self.layer_begin = layers.start;
-        self.layer_end = layers.end;
-        self.present |= LAYERS;
+        self.layers = (layers.start as u64) << HALF | layers.end as u64;
+        self.rest |= LAYERS;
         self
     }
 
@@ -80,8 +75,7 @@ impl Fields {
     #[inline]
     #[must_use]
     pub const fn device(mut self, device: u32) -> Self {
-        self.device = device;
-        self.present |= DEVICE;
+        self.rest = (device as u64) << HALF | self.rest & u32::MAX as u64 | DEVICE;
         self
     }
 
@@ -94,58 +88,74 @@ impl Fields {
     /// The mode, if the label has one.
     #[inline]
     pub const fn get_mode(&self) -> Option<Phase> {
-        if self.present & MODE == 0 { None } else { Some(self.mode) }
+        if self.rest & MODE == 0 { None } else { Some(Phase::ALL[(self.rest >> MODE_AT & 0xff) as usize]) }
     }
 
     /// The token count, if the label has one.
     #[inline]
     pub const fn get_tokens(&self) -> Option<u64> {
-        if self.present & TOKENS == 0 { None } else { Some(self.tokens) }
+        if self.rest & TOKENS == 0 { None } else { Some(self.tokens) }
     }
 
     /// The layers, end exclusive, if the label has them.
     #[inline]
     pub const fn get_layers(&self) -> Option<Range<u32>> {
-        if self.present & LAYERS == 0 { None } else { Some(self.layer_begin..self.layer_end) }
+        if self.rest & LAYERS == 0 { None } else { Some((self.layers >> HALF) as u32..self.layers as u32) }
     }
 
     /// The device's ordinal, if the label has one.
     #[inline]
     pub const fn get_device(&self) -> Option<u32> {
-        if self.present & DEVICE == 0 { None } else { Some(self.device) }
+        if self.rest & DEVICE == 0 { None } else { Some((self.rest >> HALF) as u32) }
     }
 
-    /// A hash that is the same in every process: it picks a slot in the table, nothing else.
+    /// A hash that is the same in every process: it picks a place in the table, nothing else. Its high bits are
+    /// the good ones. Products of different factors, so that none waits for another.
     #[inline]
     pub(crate) const fn hash(&self) -> u64 {
-        const K: u64 = 0x9e37_79b9_7f4a_7c15;
         let name = self.scope.name().as_bytes();
-        let tail = if name.is_empty() {
-            0
-        } else {
-            name[name.len() - 1] as u64 | (name[name.len() / 2] as u64) << 8
-        };
-        let mut h = tail | (name.len() as u64) << 16 | (self.mode as u64) << 32 | (self.present as u64) << 40;
-        h = (h ^ self.tokens.rotate_left(17)).wrapping_mul(K);
-        h = (h ^ (h >> 29) ^ ((self.layer_begin as u64) << 32 | self.layer_end as u64)).wrapping_mul(K);
-        h = (h ^ (h >> 29) ^ self.device as u64).wrapping_mul(K);
-        h ^ (h >> 32)
+        // Enough to tell the vocabulary's scopes apart.
+        let middle = if name.is_empty() { 0 } else { name[name.len() / 2] as u64 };
+        let scope = middle << 8 | name.len() as u64;
+        (scope ^ self.tokens.rotate_left(32))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add((self.layers ^ self.tokens).wrapping_mul(0xd6e8_feb8_6659_fd93))
+            .wrapping_add(self.rest.wrapping_mul(0xa076_1d64_78bd_642f))
+    }
+
+    /// Whether this is equal and its scope the very same string, which it nearly always is where it is equal.
+    #[inline]
+    pub(crate) fn is_the_same_as(&self, other: &Self) -> bool {
+        let (a, b) = (self.scope.name(), other.scope.name());
+        core::ptr::eq(a.as_ptr(), b.as_ptr())
+            && a.len() == b.len()
+            && self.tokens == other.tokens
+            && self.layers == other.layers
+            && self.rest == other.rest
     }
 }
 
 impl PartialEq for Fields {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        let (a, b) = (self.scope.name(), other.scope.name());
-        // Nearly every comparison is of one static string with itself.
-        let same_scope = (core::ptr::eq(a.as_ptr(), b.as_ptr()) && a.len() == b.len()) || a == b;
-        same_scope
-            && self.tokens == other.tokens
-            && self.layer_begin == other.layer_begin
-            && self.layer_end == other.layer_end
-            && self.device == other.device
-            && self.mode as i32 == other.mode as i32
-            && self.present == other.present
+        self.is_the_same_as(other)
+            || (self.tokens == other.tokens
+                && self.layers == other.layers
+                && self.rest == other.rest
+                && self.scope == other.scope)
+    }
+}
+
+#[allow(clippy::missing_fields_in_debug, reason = "they are all there, unpacked")]
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fields")
+            .field("scope", &self.scope)
+            .field("mode", &self.get_mode())
+            .field("tokens", &self.get_tokens())
+            .field("layers", &self.get_layers())
+            .field("device", &self.get_device())
+            .finish()
     }
 }
 
@@ -162,5 +172,54 @@ impl From<&'static str> for Fields {
     #[inline]
     fn from(name: &'static str) -> Self {
         Fields::new(Scope::new(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_that_is_given_twice_is_what_it_was_given_last() {
+        let once = Fields::new(Scope::PREFILL).mode(Phase::Dense).tokens(2).layers(3..4).device(5);
+        let twice = Fields::new(Scope::PREFILL).mode(Phase::Batched).tokens(u64::MAX).layers(9..u32::MAX);
+        let twice = twice.device(u32::MAX).mode(Phase::Dense).tokens(2).layers(3..4).device(5);
+        assert_eq!(once, twice);
+        assert_eq!(once.get_mode(), Some(Phase::Dense));
+        assert_eq!((once.get_tokens(), once.get_layers(), once.get_device()), (Some(2), Some(3..4), Some(5)));
+    }
+
+    #[test]
+    fn labels_that_differ_in_one_field_or_in_what_is_there_are_not_equal() {
+        let base = Fields::new(Scope::DRAFT);
+        let others = [
+            Fields::new(Scope::SAMPLE),
+            base.mode(Phase::Unspecified),
+            base.tokens(0),
+            base.layers(0..0),
+            base.device(0),
+            base.layers(0..1),
+            base.layers(1..1),
+            base.device(1),
+        ];
+        for (at, one) in others.iter().enumerate() {
+            assert_ne!(*one, base);
+            assert!(others[at + 1..].iter().all(|other| other != one), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn the_labels_of_an_engine_spread_over_the_table() {
+        let mut buckets = [0; 64];
+        for (scope, mode) in [(Scope::LAYER_RANGE, Phase::Verify), (Scope::LAYER_RANGE, Phase::Decode)] {
+            for shard in 0..4 {
+                for rows in 1..=16 {
+                    let layers = shard * 8..shard * 8 + 8;
+                    let fields = Fields::new(scope).mode(mode).tokens(rows).layers(layers).device(shard);
+                    buckets[(fields.hash() >> 58) as usize] += 1;
+                }
+            }
+        }
+        assert!(buckets.iter().all(|labels| *labels <= 8), "{buckets:?}");
     }
 }

@@ -3,7 +3,7 @@
 use core::ffi::c_char;
 use core::fmt;
 
-use crate::Fields;
+use crate::{Fields, Phase};
 
 /// Bytes of a label's text at most; one more holds its NUL.
 const TEXT_MAX: usize = 255;
@@ -27,35 +27,53 @@ const NO_SLOT: u16 = u16::MAX;
 
 impl Label {
     /// Formats `fields`.
+    #[inline]
     pub fn new(fields: Fields) -> Self {
-        let mut text = Text { bytes: [0; TEXT_MAX + 1], len: 0, full: false };
+        let mut label = Label::empty(fields);
+        label.written();
+        label
+    }
+
+    /// What `fields` will be written into.
+    #[inline]
+    pub(crate) const fn empty(fields: Fields) -> Self {
+        Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: Some(fields) }
+    }
+
+    /// Writes the text of the fields, where the label is: once it is written, to move it takes as long again.
+    #[inline(never)]
+    pub(crate) fn written(&mut self) -> &Self {
+        let Some(fields) = self.fields else { return self };
+        let mut text = Text { bytes: &mut self.bytes, len: 0, full: false };
         text.sanitised(fields.scope().name());
         if let Some(mode) = fields.get_mode() {
-            text.literal(" mode=");
-            text.literal(mode.name());
+            text.mode(mode);
         }
         if let Some(tokens) = fields.get_tokens() {
-            text.literal(" tokens=");
+            text.literal(b" tokens=");
             text.number(tokens);
         }
         if let Some(layers) = fields.get_layers() {
-            text.literal(" layer_begin=");
+            text.literal(b" layer_begin=");
             text.number(layers.start.into());
-            text.literal(" layer_end=");
+            text.literal(b" layer_end=");
             text.number(layers.end.into());
         }
         if let Some(device) = fields.get_device() {
-            text.literal(" device=");
+            text.literal(b" device=");
             text.number(device.into());
         }
-        Label { bytes: text.bytes, len: text.len as u8, slot: NO_SLOT, fields: Some(fields) }
+        self.len = text.len as u8;
+        self
     }
 
     /// A label of any text, for programs whose ranges are not the vocabulary's.
     pub fn text(text: &str) -> Self {
-        let mut buffer = Text { bytes: [0; TEXT_MAX + 1], len: 0, full: false };
+        let mut label = Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: None };
+        let mut buffer = Text { bytes: &mut label.bytes, len: 0, full: false };
         buffer.sanitised(text);
-        Label { bytes: buffer.bytes, len: buffer.len as u8, slot: NO_SLOT, fields: None }
+        label.len = buffer.len as u8;
+        label
     }
 
     pub(crate) fn in_slot(fields: Fields, slot: usize) -> Self {
@@ -107,24 +125,63 @@ impl fmt::Display for Label {
     }
 }
 
-/// A text under construction.
-struct Text {
-    bytes: [u8; TEXT_MAX + 1],
+/// A text under construction. What is behind it is NUL, and nothing is written past [`TEXT_MAX`] but NUL.
+struct Text<'b> {
+    bytes: &'b mut [u8; TEXT_MAX + 1],
     len: usize,
     /// Something was cut: what follows would read as if it stood where the cut text stood.
     full: bool,
 }
 
-impl Text {
-    /// Appends text of the vocabulary's own, which holds no NUL.
+/// Bytes of the longest ` mode=<mode>`, with NUL behind the shorter ones.
+const MODE_MAX: usize = 24;
+
+static MODES: [([u8; MODE_MAX], u8); Phase::ALL.len()] = {
+    let mut modes = [([0; MODE_MAX], 0); Phase::ALL.len()];
+    let mut at = 0;
+    while at < modes.len() {
+        let (before, name) = (b" mode=", Phase::ALL[at].name().as_bytes());
+        let mut len = 0;
+        while len < before.len() + name.len() {
+            modes[at].0[len] = if len < before.len() { before[len] } else { name[len - before.len()] };
+            len += 1;
+        }
+        modes[at].1 = len as u8;
+        at += 1;
+    }
+    modes
+};
+
+impl Text<'_> {
     #[inline]
-    fn literal(&mut self, text: &str) {
-        let room = if self.full { 0 } else { TEXT_MAX - self.len };
-        if text.len() <= room {
-            self.bytes[self.len..self.len + text.len()].copy_from_slice(text.as_bytes());
-            self.len += text.len();
-        } else {
-            self.cut(text, room);
+    fn room(&self) -> usize {
+        if self.full { 0 } else { TEXT_MAX - self.len }
+    }
+
+    /// Appends text of the vocabulary's own: ASCII without a NUL, of a length that the compiler knows.
+    #[inline]
+    fn literal<const N: usize>(&mut self, text: &[u8; N]) {
+        let fits = N <= self.room();
+        match self.bytes.get_mut(self.len..self.len + N) {
+            Some(place) if fits => {
+                place.copy_from_slice(text);
+                self.len += N;
+            }
+            _ => self.cut(text),
+        }
+    }
+
+    #[inline]
+    fn mode(&mut self, mode: Phase) {
+        let (text, len) = &MODES[mode as usize];
+        let fits = MODE_MAX <= self.room();
+        match self.bytes.get_mut(self.len..self.len + MODE_MAX) {
+            // All of it at once: what is behind the mode is NUL, as it must be.
+            Some(place) if fits => {
+                place.copy_from_slice(text);
+                self.len += usize::from(*len);
+            }
+            _ => self.append(&text[..usize::from(*len)]),
         }
     }
 
@@ -132,7 +189,39 @@ impl Text {
     #[inline]
     fn sanitised(&mut self, text: &str) {
         let from = self.len;
-        self.literal(text);
+        if text.len() <= self.room() {
+            self.append(text.as_bytes());
+        } else {
+            self.cut(&text.as_bytes()[..text.floor_char_boundary(self.room())]);
+        }
+        if has_nul(text.as_bytes()) {
+            self.replace_nuls(from);
+        }
+    }
+
+    #[inline]
+    fn append(&mut self, text: &[u8]) {
+        if text.len() <= self.room() {
+            self.bytes[self.len..self.len + text.len()].copy_from_slice(text);
+            self.len += text.len();
+        } else {
+            self.cut(text);
+        }
+    }
+
+    /// Appends as much as fits of whole characters, and nothing after it.
+    #[cold]
+    #[inline(never)]
+    fn cut(&mut self, text: &[u8]) {
+        let fits = text.len().min(self.room());
+        self.full = true;
+        self.bytes[self.len..self.len + fits].copy_from_slice(&text[..fits]);
+        self.len += fits;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn replace_nuls(&mut self, from: usize) {
         for byte in &mut self.bytes[from..self.len] {
             if *byte == 0 {
                 *byte = b'?';
@@ -140,35 +229,94 @@ impl Text {
         }
     }
 
-    #[cold]
-    fn cut(&mut self, text: &str, room: usize) {
-        self.full = true;
-        let fits = text.floor_char_boundary(room);
-        self.bytes[self.len..self.len + fits].copy_from_slice(&text.as_bytes()[..fits]);
-        self.len += fits;
+    #[inline]
+    fn number(&mut self, value: u64) {
+        if value < 10 {
+            // Most numbers.
+            self.literal(&[b'0' + value as u8]);
+        } else {
+            self.long_number(value);
+        }
     }
 
-    #[inline]
-    fn number(&mut self, mut value: u64) {
-        let mut digits = [0_u8; 20];
-        let mut at = digits.len();
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (value % 10) as u8;
-            value /= 10;
-            if value == 0 {
-                break;
+    #[inline(never)]
+    fn long_number(&mut self, value: u64) {
+        let mut digits = [0; MOST_DIGITS];
+        let len = match u32::try_from(value) {
+            Ok(value) if value < 100 => {
+                digits[..2].copy_from_slice(pair(value));
+                2
             }
+            Ok(value) if value < 1_000_000 => {
+                // Two divisions at the same time, where digit by digit would be six, one after the other.
+                let (high, middle, low) = (value / 10_000, value / 100 % 100, value % 100);
+                let skip =
+                    usize::from(value < 100_000) + usize::from(value < 10_000) + usize::from(value < 1000);
+                let ([a, b], [c, d], [e, f]) = (*pair(high), *pair(middle), *pair(low));
+                // As one number, so that leading zeros go by one shift.
+                let text = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) >> (8 * skip);
+                digits[..8].copy_from_slice(&text.to_le_bytes());
+                6 - skip
+            }
+            _ => very_long_number(&mut digits, value),
+        };
+        let fits = MOST_DIGITS <= self.room();
+        match self.bytes.get_mut(self.len..self.len + MOST_DIGITS) {
+            // All of it at once: what is behind the number is NUL, as it must be.
+            Some(place) if fits => {
+                place.copy_from_slice(&digits);
+                self.len += len;
+            }
+            _ => self.append(&digits[..len]),
         }
-        // Digits are ASCII.
-        self.literal(str::from_utf8(&digits[at..]).unwrap_or_default());
+    }
+}
+
+/// Digits of the largest number.
+const MOST_DIGITS: usize = 20;
+
+/// The two digits of a number below 100.
+#[inline]
+fn pair(value: u32) -> &'static [u8; 2] {
+    static PAIRS: [[u8; 2]; 100] = {
+        let mut pairs = [[0; 2]; 100];
+        let mut at = 0;
+        while at < pairs.len() {
+            pairs[at] = [b'0' + (at / 10) as u8, b'0' + (at % 10) as u8];
+            at += 1;
+        }
+        pairs
+    };
+    &PAIRS[value as usize % PAIRS.len()]
+}
+
+#[cold]
+fn very_long_number(digits: &mut [u8; MOST_DIGITS], mut value: u64) -> usize {
+    let len = value.ilog10() as usize + 1;
+    for digit in digits[..len].iter_mut().rev() {
+        *digit = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
+    len
+}
+
+/// Whether there is a NUL, eight bytes at a time.
+#[inline]
+fn has_nul(text: &[u8]) -> bool {
+    let zero = |word: &[u8; 8]| {
+        let word = u64::from_le_bytes(*word);
+        word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080 != 0
+    };
+    match text.last_chunk() {
+        Some(last) => zero(last) || text.as_chunks::<8>().0.iter().any(zero),
+        None => text.contains(&0),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Phase, Scope};
+    use crate::Scope;
     use proptest::prelude::*;
     use std::fmt::Write as _;
     use std::format;
@@ -187,6 +335,17 @@ mod tests {
         assert_eq!(text(Fields::from("step")), "step");
         assert_eq!(text(Fields::from("")), "");
         assert_eq!(text(Fields::from("a\0b").tokens(u64::MAX)), "a?b tokens=18446744073709551615");
+    }
+
+    #[test]
+    fn numbers_of_every_length_are_their_digits() {
+        let powers = (0..20).map(|digits| 10_u64.pow(digits));
+        for number in
+            powers.flat_map(|power| [power - 1, power, power + 1, 9 * (power / 10), u64::MAX / power])
+        {
+            let label = Label::new(Fields::from("n").tokens(number));
+            assert_eq!(label.as_str(), format!("n tokens={number}"));
+        }
     }
 
     #[test]

@@ -42,22 +42,44 @@ impl Nesting {
     #[inline]
     pub fn push(&self) -> Token {
         let depth = self.depth.get();
-        self.depth.set(depth + 1);
-        let at = (depth as usize).min(TRACKED - 1);
         // The serial wraps and skips zero, which would read as "not taken".
-        let serial = self.serial.get().wrapping_add(1);
-        let serial = if serial & SERIAL == 0 { 1 } else { serial & SERIAL };
+        let serial = match self.serial.get() {
+            SERIAL => 1,
+            last => last + 1,
+        };
+        self.depth.set(depth + 1);
         self.serial.set(serial);
-        if depth as usize == at {
-            self.open[at].set(serial);
-        }
-        Token::new((at as u16) << SERIAL_BITS | serial)
+        let at = match self.open.get(depth as usize) {
+            Some(open) => {
+                open.set(serial);
+                depth as u16
+            }
+            None => TRACKED as u16 - 1,
+        };
+        Token::new(at << SERIAL_BITS | serial)
     }
 
     /// How many pops `token` is worth now: none if its range has ended already, more than one if ranges
     /// above it were left open. The caller sends that many.
     #[inline]
     pub fn pop(&self, token: Token) -> u32 {
+        let bits = token.bits();
+        let (at, serial) = ((bits >> SERIAL_BITS) as usize, bits & SERIAL);
+        // The top one, at a depth that is tracked: nearly every pop. No range has the serial 0.
+        if self.depth.get() as usize == at + 1
+            && at < TRACKED - 1
+            && self.open[at].get() == serial
+            && serial != 0
+        {
+            self.depth.set(at as u32);
+            return 1;
+        }
+        self.pop_another(token)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pop_another(&self, token: Token) -> u32 {
         let bits = token.bits();
         let (at, serial) = ((bits >> SERIAL_BITS) as u32, bits & SERIAL);
         let depth = self.depth.get();

@@ -2,9 +2,9 @@
 //!
 //! [`Held`] is both the guard and, when the table of labels is full, the place where the label's text
 //! lives. It works only pinned, and what is pinned cannot be forgotten with its memory gone: that is
-//! the very promise that a profiler which keeps the pointer needs, so this file needs no `unsafe`.
+//! the very promise that a profiler which keeps the pointer needs. The one `unsafe` block lets the text be
+//! written where it will stay: to write it elsewhere and move it takes as long again.
 
-use core::cell::{Cell, OnceCell};
 use core::marker::{PhantomData, PhantomPinned};
 use core::pin::Pin;
 
@@ -52,9 +52,9 @@ macro_rules! range {
 /// What [`range!`] pins in the caller's frame: a range that is open or not, and its label if it must live there.
 #[derive(Debug)]
 pub struct Held<'m> {
-    open: Cell<Option<Open<'m>>>,
-    /// Used only when the table of labels had no room.
-    label: OnceCell<Label>,
+    open: Option<Open<'m>>,
+    /// Used only when the table of labels had no room. Never touched while the range is open.
+    label: Option<Label>,
     _pinned: PhantomPinned,
     _not_send: PhantomData<*mut ()>,
 }
@@ -75,27 +75,31 @@ impl<'m> Held<'m> {
     /// Not open yet.
     #[inline]
     pub const fn new() -> Self {
-        Held { open: Cell::new(None), label: OnceCell::new(), _pinned: PhantomPinned, _not_send: PhantomData }
+        Held { open: None, label: None, _pinned: PhantomPinned, _not_send: PhantomData }
     }
 
     /// Opens the range. It ends when `self` is dropped. Opening it again while it is open does nothing.
     #[inline]
     pub fn open(self: Pin<&mut Self>, markers: Markers<'m>, fields: Fields) {
         if let Some(marker) = markers.backend() {
-            self.as_ref().get_ref().push(marker, &fields);
+            self.push(marker, &fields);
         }
     }
 
     #[inline]
-    fn push(&self, marker: &'m dyn Marker, fields: &Fields) {
-        if self.open.get().is_some() {
+    #[allow(unsafe_code, reason = "writes the label's text where it is pinned")]
+    fn push(self: Pin<&mut Self>, marker: &'m dyn Marker, fields: &Fields) {
+        // SAFETY: nothing is moved out of what is pinned, here or in `drop`, and `label` does not change while the
+        // range is open and a profiler may read it.
+        let held = unsafe { self.get_unchecked_mut() };
+        if held.open.is_some() {
             return;
         }
         let label = match intern(fields) {
             Some(label) => label,
-            None => self.label.get_or_init(|| Label::new(*fields)),
+            None => held.label.insert(Label::empty(*fields)).written(),
         };
-        self.open.set(Some(Open { marker, token: marker.push(label) }));
+        held.open = Some(Open { marker, token: marker.push(label) });
     }
 }
 
@@ -108,7 +112,7 @@ impl Default for Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(Open { marker, token }) = self.open.get()
+        if let Some(Open { marker, token }) = self.open
             && token.is_taken()
         {
             marker.pop(token);

@@ -11,18 +11,20 @@ use crate::{Fields, Label, Marker, Markers, SpanId};
 /// must_be_send(marker_core::Markers::global().start("request"));
 /// ```
 #[must_use = "a span stops when it is dropped"]
-pub struct Span<'m>(Option<(&'m dyn Marker, SpanId)>);
+pub struct Span<'m> {
+    marker: Option<&'m dyn Marker>,
+    id: SpanId,
+}
 
 impl<'m> Span<'m> {
     #[inline]
     pub(crate) fn off() -> Self {
-        Span(None)
+        Span { marker: None, id: SpanId::NOT_TAKEN }
     }
 
     #[inline]
     pub(crate) fn start(marker: &'m dyn Marker, label: &Label) -> Self {
-        let id = marker.start(label);
-        Span(id.is_taken().then_some((marker, id)))
+        Span { marker: Some(marker), id: marker.start(label) }
     }
 
     /// Stops it now.
@@ -35,17 +37,19 @@ impl<'m> Span<'m> {
 impl Drop for Span<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some((marker, id)) = self.0 {
-            marker.stop(id);
+        if let Some(marker) = self.marker
+            && self.id.is_taken()
+        {
+            marker.stop(self.id);
         }
     }
 }
 
 impl core::fmt::Debug for Span<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match &self.0 {
-            Some((marker, id)) => write!(f, "Span({}, {id:?})", marker.name()),
-            None => f.write_str("Span(off)"),
+        match self.marker {
+            Some(marker) if self.id.is_taken() => write!(f, "Span({}, {:?})", marker.name(), self.id),
+            _ => f.write_str("Span(off)"),
         }
     }
 }

@@ -2,6 +2,11 @@
 //!
 //! Fixed in size: a program that puts ever new numbers into its labels fills it and then formats on its
 //! own stack, and nothing grows.
+//!
+//! A label lies in one of the eight places of its bucket. One word a bucket holds a byte of each place's hash, so
+//! that a look-up, also one that finds nothing, reads that word and then compares one label, or none.
+
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use spin::Once;
 
@@ -11,33 +16,73 @@ use crate::{Fields, Label};
 /// this many places, keyed by [`Label::slot`].
 pub const TABLE_SLOTS: usize = 512;
 
-/// How far a label may sit from the slot that its hash names. Bounds what a full table costs.
-const PROBES: usize = 8;
+/// Places of a bucket: as many as a word has bytes.
+const PLACES: usize = 8;
+const BUCKETS: usize = TABLE_SLOTS / PLACES;
 
 static TABLE: [Once<Label>; TABLE_SLOTS] = [const { Once::new() }; TABLE_SLOTS];
+
+/// A bucket's tags, the first place's in the lowest byte; zero for a place that is not known to be filled.
+static TAGS: [AtomicU64; BUCKETS] = [const { AtomicU64::new(0) }; BUCKETS];
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGHS: u64 = 0x8080_8080_8080_8080;
+
+/// The high bit of each byte that is zero. A byte above one that is zero may be marked though it is one.
+#[inline]
+const fn zero_bytes(word: u64) -> u64 {
+    word.wrapping_sub(ONES) & !word & HIGHS
+}
 
 /// The label for `fields`, formatted the first time and kept; `None` when its part of the table is full,
 /// and then the caller formats it for itself.
 #[inline]
 pub fn intern(fields: &Fields) -> Option<&'static Label> {
-    let home = fields.hash() as usize;
-    if let Some(label) = TABLE[home % TABLE_SLOTS].get()
-        && label.fields() == Some(fields)
+    // The hash is computed where the fields are made, since most of them are constants there.
+    find(fields, fields.hash())
+}
+
+/// Calls nothing on its way to a label that is there or to a bucket that is full, so it saves no register.
+fn find(fields: &Fields, hash: u64) -> Option<&'static Label> {
+    let (bucket, tag) = place(hash);
+    // Acquire: a tag is set when its label is there.
+    let tags = TAGS[bucket].load(Ordering::Acquire);
+    let candidates = zero_bytes(tags ^ (tag * ONES));
+    if candidates == 0 {
+        if zero_bytes(tags) == 0 {
+            return None;
+        }
+    } else if let Some(label) = TABLE[bucket * PLACES + candidates.trailing_zeros() as usize / 8].get()
+        && label.fields().is_some_and(|kept| kept.is_the_same_as(fields))
     {
         return Some(label);
     }
-    intern_slow(fields, home)
+    search(fields, hash)
 }
 
+/// The high bits of a product are its best.
+#[inline]
+const fn place(hash: u64) -> (usize, u64) {
+    ((hash >> 58) as usize, (hash >> 50) & 0xff | 1)
+}
+
+/// Looks at every place of the bucket, and takes the first that is free.
+#[cold]
 #[inline(never)]
-fn intern_slow(fields: &Fields, home: usize) -> Option<&'static Label> {
-    (0..PROBES).find_map(|probe| {
-        let slot = home.wrapping_add(probe) % TABLE_SLOTS;
-        // Whoever comes first fills the slot; the others see what it holds.
+fn search(fields: &Fields, hash: u64) -> Option<&'static Label> {
+    let (bucket, tag) = place(hash);
+    (0..PLACES).find_map(|place| {
+        let slot = bucket * PLACES + place;
+        // Whoever comes first fills the place; the others see what it holds.
         let label = TABLE[slot].call_once(|| Label::in_slot(*fields, slot));
-        (label.fields() == Some(fields)).then_some(label)
+        (label.fields() == Some(fields)).then(|| {
+            TAGS[bucket].fetch_or(tag << (8 * place), Ordering::Release);
+            label
+        })
     })
 }
+
+const _: () = assert!(BUCKETS == 1 << 6, "six bits of the hash choose the bucket");
 
 #[cfg(test)]
 mod tests {

@@ -42,19 +42,6 @@ impl Shard {
     pub const fn new() -> Self {
         Shard(Cell::new(usize::MAX))
     }
-
-    #[inline]
-    fn index(&self) -> usize {
-        let index = self.0.get();
-        if index == usize::MAX { self.take() } else { index }
-    }
-
-    #[cold]
-    fn take(&self) -> usize {
-        let index = NEXT.fetch_add(1, Relaxed).min(SHARDS - 1);
-        self.0.set(index);
-        index
-    }
 }
 
 impl Default for Shard {
@@ -71,14 +58,25 @@ impl Tally {
 
     #[inline]
     fn add(&self, shard: &Shard, which: usize, n: u64) {
-        let index = shard.index();
-        let counter = &self.shards[index].0[which];
-        if index == SHARDS - 1 {
-            counter.fetch_add(n, Relaxed);
-        } else {
+        let index = shard.0.get();
+        if index < SHARDS - 1 {
             // No other thread writes this one.
+            let counter = &self.shards[index].0[which];
             counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+        } else {
+            self.add_elsewhere(shard, which, n);
         }
+    }
+
+    /// For a thread that has no place yet, or none of its own.
+    #[cold]
+    #[inline(never)]
+    fn add_elsewhere(&self, shard: &Shard, which: usize, n: u64) {
+        if shard.0.get() == usize::MAX {
+            shard.0.set(NEXT.fetch_add(1, Relaxed).min(SHARDS - 1));
+        }
+        // Atomic all the same: the last place is of many threads.
+        self.shards[shard.0.get()].0[which].fetch_add(n, Relaxed);
     }
 
     /// A range was opened.

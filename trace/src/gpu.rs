@@ -81,8 +81,12 @@ impl Attribution {
 
 /// Gives every piece of device work to a range, and sums by phase.
 pub fn attribute(trace: &Trace) -> Attribution {
-    let vocabulary: Vec<bool> = trace.labels.iter().map(|label| label.starts_with("ds4.")).collect();
-    let mut chains: Vec<Vec<usize>> = vec![Vec::new(); trace.activities.len()];
+    let mut given = Given {
+        trace,
+        vocabulary: trace.labels.iter().map(|label| label.starts_with("ds4.")).collect(),
+        innermost: vec![None; trace.activities.len()],
+        parents: Vec::new(),
+    };
     // All stacks of a thread hear its launches.
     let mut by_thread: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
     for (at, activity) in trace.activities.iter().enumerate() {
@@ -96,27 +100,48 @@ pub fn attribute(trace: &Trace) -> Attribution {
         pieces.sort_by_key(|&at| moment(&trace.activities[at]));
     }
     if !by_thread.is_empty() {
+        given.parents = vec![NONE; trace.of_kind(Kind::Nested).len()];
         let mut from = 0;
         for ranges in trace.nested() {
             let thread = &trace.threads[ranges[0].thread as usize];
             if let Some(pieces) = by_thread.get(&(thread.process, thread.tid)) {
-                sweep(trace, ranges, from, pieces, &vocabulary, &mut chains);
+                given.sweep(ranges, from, pieces);
             }
             from += ranges.len();
         }
     }
-    let mut owners = Vec::with_capacity(chains.len());
-    for (activity, chain) in trace.activities.iter().zip(&chains) {
-        owners.push(match (chain.last(), activity.launch) {
-            (Some(&range), Launch::At(..)) => Owner::Launched(range),
-            (Some(&range), _) => Owner::Within(range),
-            (None, Launch::At(..)) => Owner::Outside,
-            (None, _) => Owner::Unknown,
-        });
-    }
-    let phases = phases(trace, &chains);
-    Attribution { owners, phases }
+    let owner = |(activity, innermost): (&Activity, &Option<Innermost>)| match (innermost, activity.launch) {
+        (Some(found), Launch::At(..)) => Owner::Launched(found.range),
+        (Some(found), _) => Owner::Within(found.range),
+        (None, Launch::At(..)) => Owner::Outside,
+        (None, _) => Owner::Unknown,
+    };
+    let owners = trace.activities.iter().zip(&given.innermost).map(owner).collect();
+    Attribution { owners, phases: given.phases() }
 }
+
+/// The range that a piece of device work goes to.
+#[derive(Clone, Copy)]
+struct Innermost {
+    range: usize,
+    depth: usize,
+    /// Whether it is of the vocabulary.
+    phase: bool,
+}
+
+/// What is known while pieces are given away. Only the innermost range of each piece is kept: those around it are
+/// found through their parents, so that memory does not grow with depth times pieces.
+struct Given<'t> {
+    trace: &'t Trace,
+    /// For each label.
+    vocabulary: Vec<bool>,
+    /// For each piece.
+    innermost: Vec<Option<Innermost>>,
+    /// For each nested range the one around it, or [`NONE`].
+    parents: Vec<u32>,
+}
+
+const NONE: u32 = u32::MAX;
 
 /// The moment at which the ranges around a piece of work are looked at.
 const fn moment(activity: &Activity) -> i64 {
@@ -126,99 +151,133 @@ const fn moment(activity: &Activity) -> i64 {
     }
 }
 
-/// Finds the ranges around each of `pieces`, which are in order, among those of one stack; `from` is the index of
-/// the stack's first range. A stack with the vocabulary's ranges wins over one without, else the deeper one.
-fn sweep(
-    trace: &Trace,
-    ranges: &[Range],
-    from: usize,
-    pieces: &[usize],
-    vocabulary: &[bool],
-    chains: &mut [Vec<usize>],
-) {
-    let mut open: Vec<usize> = Vec::new();
-    let mut next = 0;
-    for &piece in pieces {
-        let activity = &trace.activities[piece];
-        let at = moment(activity);
-        while let Some(range) = ranges.get(next).filter(|range| range.start <= at) {
-            while open.last().is_some_and(|&top| ranges[top].end <= range.start) {
-                open.pop();
-            }
-            open.push(next);
-            next += 1;
-        }
-        while open.last().is_some_and(|&top| ranges[top].end < at) {
-            open.pop();
-        }
-        let until = if matches!(activity.launch, Launch::At(..)) { at } else { activity.end };
-        let around = |index: &&usize| ranges[**index].end >= until;
-        let mut chain: Vec<usize> = open.iter().filter(around).map(|&index| from + index).collect();
-        // The phase is the innermost range of the vocabulary; what others put inside it is detail.
-        let is_phase = |index: &usize| vocabulary[trace.ranges[*index].label as usize];
-        if let Some(last) = chain.iter().rposition(is_phase) {
-            chain.truncate(last + 1);
-        }
-        let known = &mut chains[piece];
-        let better = (chain.iter().any(is_phase), chain.len()) > (known.iter().any(is_phase), known.len());
-        if better {
-            *known = chain;
-        }
+/// Until when a range must last to be around a piece of work.
+const fn until(activity: &Activity) -> i64 {
+    match activity.launch {
+        Launch::At(_, at) => at,
+        _ => activity.end,
     }
 }
 
-fn phases(trace: &Trace, chains: &[Vec<usize>]) -> Vec<Phase> {
-    let mut work: HashMap<usize, Vec<usize>> = HashMap::new();
-    for (piece, chain) in chains.iter().enumerate() {
-        for &range in chain {
-            work.entry(range).or_default().push(piece);
-        }
-    }
-    let groups: Vec<String> = trace
-        .labels
-        .iter()
-        .map(|label| match read(label) {
-            Meaning::Phase(phase) => group(&phase),
-            _ => label.to_owned(),
-        })
-        .collect();
-    let mut index: HashMap<&str, usize> = HashMap::new();
-    let mut of_label: Vec<Option<usize>> = vec![None; groups.len()];
-    let mut phases: Vec<(i64, Phase)> = Vec::new();
-    for (at, range) in trace.ranges.iter().enumerate() {
-        if range.kind == Kind::Mark {
-            continue;
-        }
-        let label = range.label as usize;
-        let slot = *of_label[label].get_or_insert_with(|| {
-            *index.entry(&groups[label]).or_insert_with(|| {
-                phases.push((range.start, Phase { name: groups[label].clone(), ..Phase::default() }));
-                phases.len() - 1
-            })
-        });
-        let (first, phase) = &mut phases[slot];
-        *first = (*first).min(range.start);
-        phase.count += 1;
-        phase.host = phase.host.saturating_add(range.duration());
-        let pieces = work.get(&at).map_or(&[][..], Vec::as_slice);
-        let mut busy = 0_i64;
-        let mut reached = i64::MIN;
+/// What the work of one range, and of those inside it, comes to.
+#[derive(Clone, Copy)]
+struct Sum {
+    device: i64,
+    own: i64,
+    launches: u64,
+    busy: i64,
+    /// When the last piece so far ends.
+    reached: i64,
+}
+
+impl Given<'_> {
+    /// Finds the innermost range around each of `pieces`, which are in order, among those of one stack; `from` is
+    /// the index of the stack's first range. A stack with the vocabulary's ranges wins over one without, else the
+    /// deeper one.
+    fn sweep(&mut self, ranges: &[Range], from: usize, pieces: &[usize]) {
+        let mut open: Vec<usize> = Vec::new();
+        let mut next = 0;
         for &piece in pieces {
-            let activity = &trace.activities[piece];
-            phase.launches += 1;
-            phase.device = phase.device.saturating_add(activity.duration());
-            if chains[piece].last() == Some(&at) {
-                phase.own = phase.own.saturating_add(activity.duration());
+            let activity = &self.trace.activities[piece];
+            let at = moment(activity);
+            while let Some(range) = ranges.get(next).filter(|range| range.start <= at) {
+                while open.last().is_some_and(|&top| ranges[top].end <= range.start) {
+                    open.pop();
+                }
+                if let Some(&around) = open.last() {
+                    self.parents[from + next] = u32::try_from(from + around).unwrap_or(NONE);
+                }
+                open.push(next);
+                next += 1;
             }
-            // Activities are in order of their start.
-            let begin = activity.start.max(reached);
-            busy = busy.saturating_add(activity.end.saturating_sub(begin).max(0));
-            reached = reached.max(activity.end);
+            while open.last().is_some_and(|&top| ranges[top].end < at) {
+                open.pop();
+            }
+            let is_phase = |index: usize| self.vocabulary[ranges[index].label as usize];
+            let around = |index: usize| ranges[index].end >= until(activity);
+            // The phase is the innermost range of the vocabulary; what others put inside it is detail.
+            let depth = open
+                .iter()
+                .rposition(|&index| around(index) && is_phase(index))
+                .or_else(|| open.iter().rposition(|&index| around(index)));
+            let Some(depth) = depth else { continue };
+            let index = open[depth];
+            let found = Innermost { range: from + index, depth, phase: is_phase(index) };
+            let known = &mut self.innermost[piece];
+            if known.is_none_or(|known| (found.phase, found.depth) > (known.phase, known.depth)) {
+                *known = Some(found);
+            }
         }
-        let window = range.end.max(reached).saturating_sub(range.start).max(busy);
-        phase.busy = phase.busy.saturating_add(busy);
-        phase.gap = phase.gap.saturating_add(window - busy);
     }
-    phases.sort_by_key(|(first, _)| *first);
-    phases.into_iter().map(|(_, phase)| phase).collect()
+
+    /// What each range that has work comes to.
+    fn sums(&self) -> HashMap<usize, Sum> {
+        let mut sums: HashMap<usize, Sum> = HashMap::new();
+        // Activities are in order of their start.
+        for (activity, innermost) in self.trace.activities.iter().zip(&self.innermost) {
+            let owner = innermost.map(|found| found.range);
+            let mut next = owner;
+            while let Some(at) = next {
+                next = self.parents.get(at).filter(|&&around| around != NONE).map(|&around| around as usize);
+                if self.trace.ranges[at].end < until(activity) {
+                    continue;
+                }
+                let none = Sum { device: 0, own: 0, launches: 0, busy: 0, reached: i64::MIN };
+                let sum = sums.entry(at).or_insert(none);
+                sum.launches += 1;
+                sum.device = sum.device.saturating_add(activity.duration());
+                if owner == Some(at) {
+                    sum.own = sum.own.saturating_add(activity.duration());
+                }
+                let begin = activity.start.max(sum.reached);
+                sum.busy = sum.busy.saturating_add(activity.end.saturating_sub(begin).max(0));
+                sum.reached = sum.reached.max(activity.end);
+            }
+        }
+        sums
+    }
+
+    fn phases(&self) -> Vec<Phase> {
+        let sums = self.sums();
+        let groups: Vec<String> = self
+            .trace
+            .labels
+            .iter()
+            .map(|label| match read(label) {
+                Meaning::Phase(phase) => group(&phase),
+                _ => label.to_owned(),
+            })
+            .collect();
+        let mut index: HashMap<&str, usize> = HashMap::new();
+        let mut of_label: Vec<Option<usize>> = vec![None; groups.len()];
+        let mut phases: Vec<(i64, Phase)> = Vec::new();
+        for (at, range) in self.trace.ranges.iter().enumerate() {
+            if range.kind == Kind::Mark {
+                continue;
+            }
+            let label = range.label as usize;
+            let slot = *of_label[label].get_or_insert_with(|| {
+                *index.entry(&groups[label]).or_insert_with(|| {
+                    phases.push((range.start, Phase { name: groups[label].clone(), ..Phase::default() }));
+                    phases.len() - 1
+                })
+            });
+            let (first, phase) = &mut phases[slot];
+            *first = (*first).min(range.start);
+            phase.count += 1;
+            phase.host = phase.host.saturating_add(range.duration());
+            let (mut busy, mut reached) = (0, i64::MIN);
+            if let Some(sum) = sums.get(&at) {
+                phase.launches += sum.launches;
+                phase.device = phase.device.saturating_add(sum.device);
+                phase.own = phase.own.saturating_add(sum.own);
+                (busy, reached) = (sum.busy, sum.reached);
+            }
+            let window = range.end.max(reached).saturating_sub(range.start).max(busy);
+            phase.busy = phase.busy.saturating_add(busy);
+            phase.gap = phase.gap.saturating_add(window - busy);
+        }
+        phases.sort_by_key(|(first, _)| *first);
+        phases.into_iter().map(|(_, phase)| phase).collect()
+    }
 }

@@ -46,7 +46,7 @@ enum Command {
     },
     /// One self-contained page to look at.
     Report {
-        /// Files of one run.
+        /// Files of one run; two files that are no one run are compared.
         #[arg(required = true)]
         traces: Vec<PathBuf>,
         /// The page.
@@ -74,7 +74,7 @@ const UNREADABLE: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut out = Output { to: BufWriter::new(io::stdout().lock()), closed: false };
     let answer = run(&arguments.command, &mut out);
     let answer = answer.and_then(|code| match out.flush() {
         Ok(()) => Ok(code),
@@ -82,13 +82,46 @@ fn main() -> ExitCode {
     });
     match answer {
         Ok(code) => ExitCode::from(code),
-        // Who closed our output has read enough.
-        Err(Error::Write { source, .. }) if source.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // Nothing is left to do when standard error is closed too.
             let _ = writeln!(io::stderr(), "phasetrace: {error}");
             ExitCode::from(UNREADABLE)
         }
+    }
+}
+
+/// Standard output. Who closed it has read enough, and the exit code is still the answer.
+struct Output<W> {
+    to: W,
+    closed: bool,
+}
+
+impl<W: Write> Output<W> {
+    fn unless_closed<T>(
+        &mut self,
+        otherwise: T,
+        write: impl FnOnce(&mut W) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if self.closed {
+            return Ok(otherwise);
+        }
+        match write(&mut self.to) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(otherwise)
+            }
+            done => done,
+        }
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.unless_closed(bytes.len(), |to| to.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.unless_closed((), Write::flush)
     }
 }
 
@@ -129,8 +162,12 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<u8, Error> {
         }
         Command::Report { traces, output, against, stats } => {
             let counts = if stats.is_empty() { None } else { Some(check::counts(stats)?) };
-            let mut first = read(traces)?;
-            let second = if against.is_empty() { None } else { Some(read(against)?) };
+            let (mut first, second) = match (against.as_slice(), &counts) {
+                // The engine's counts are those of one run.
+                ([], Some(_)) => (read(traces)?, None),
+                ([], None) => report::runs(traces)?,
+                _ => (read(traces)?, Some(read(against)?)),
+            };
             report::write(&mut first, counts.as_ref(), second, output)?;
             Ok(0)
         }

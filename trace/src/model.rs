@@ -161,7 +161,7 @@ impl Range {
 }
 
 /// What a device was busy with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// A kernel.
     Kernel,

@@ -58,6 +58,10 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
     let no_std_run =
         format!("run --quiet --locked --release --manifest-path {no_std} --target-dir target/proof/no-std");
     steps.push(Step::cargo("proof that marker-core needs no std", &no_std_run));
+    steps.push(Step::cargo(
+        "instruction counts of markers",
+        "run --quiet --locked --release --package benches --bin counts -- --check",
+    ));
     steps.push(address_sanitizer());
     steps.push(Step::cargo(
         "tests with the real ROCTX",

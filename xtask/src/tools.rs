@@ -50,6 +50,22 @@ pub(crate) const ALL: &[Tool] = &[
         from: From::Debian(&["llvm-19"]),
     },
     Tool {
+        name: "valgrind",
+        what_for: "the instruction counts of markers",
+        probe: &["valgrind", "--version"],
+        from: From::Debian(&["valgrind"]),
+    },
+    Tool {
+        name: "libclang",
+        what_for: "the peers that markers are measured beside, one of which reads a C header",
+        probe: &[
+            "sh",
+            "-c",
+            "for at in /usr/lib/llvm-*/lib/libclang.so* /usr/lib/llvm-*/lib/libclang-[0-9]*.so*; do [ -e $at ] && exit 0; done; exit 1",
+        ],
+        from: From::Debian(&["libclang1-19", "libclang-common-19-dev"]),
+    },
+    Tool {
         name: "chromium",
         what_for: "the tests of phasetrace's page, in a real browser",
         probe: &["chromium", "--version"],

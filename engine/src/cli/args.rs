@@ -19,7 +19,7 @@ pub(super) struct Cli {
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Generate text.
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     /// Compare a model with its reference; the exit code is 1 when they differ.
     VerifyModel(VerifyModelArgs),
     /// Run some of a target's layers for a `generate` elsewhere.
@@ -37,8 +37,9 @@ pub(super) struct ModelArgs {
     /// The target model's folder [default: models/pair/target, here or beside the workspace].
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
-    /// The draft model's folder, or `none` [default: models/pair/draft; none when --model is given alone].
-    #[arg(long, value_name = "DIR|none")]
+    /// What drafts: a model's folder, `ngram` (what followed the same words before), or `none` [default:
+    /// models/pair/draft; none when --model is given alone].
+    #[arg(long, value_name = "DIR|ngram|none")]
     pub(super) draft: Option<PathBuf>,
     /// Threads [default: the cores there are].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -82,6 +83,52 @@ pub(super) struct PromptArgs {
     /// The prompt's token ids, with commas between.
     #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     pub(super) prompt_ids: Option<Vec<u32>>,
+    /// A question, asked through the model's own chat template.
+    #[arg(long, value_name = "QUESTION", allow_hyphen_values = true)]
+    pub(super) chat: Option<String>,
+}
+
+/// How tokens are chosen by chance. Without any of these, none is: greedy.
+#[derive(Args, Default)]
+pub(super) struct SamplingArgs {
+    /// Divides logits; 0 is greedy [default: 0, or 1 with --top-k, --top-p, --min-p or --seed].
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(super) temperature: Option<f32>,
+    /// Only the N most likely tokens; 0 keeps all.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(super) top_k: Option<usize>,
+    /// Only the most likely tokens that reach P together; 1 keeps all.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(super) top_p: Option<f32>,
+    /// Only tokens at least P times as likely as the most likely one; 0 keeps all.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(super) min_p: Option<f32>,
+    /// Makes tokens that the text holds already less likely; 1 changes nothing.
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(super) repetition_penalty: Option<f32>,
+    /// The same seed gives the same text [default: another one each time, which is told].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(super) seed: Option<u64>,
+}
+
+/// Tokens to draft a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DraftTokens {
+    AtMost(usize),
+    Auto,
+}
+
+impl std::str::FromStr for DraftTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(DraftTokens::Auto),
+            number => {
+                number.parse().map(DraftTokens::AtMost).map_err(|error| format!("{error}, nor is it auto"))
+            }
+        }
+    }
 }
 
 fn token_id(text: &str) -> Result<u32, std::num::ParseIntError> {
@@ -96,12 +143,24 @@ pub(super) struct GenerateArgs {
     pub(super) spread: SpreadArgs,
     #[command(flatten)]
     pub(super) prompt: PromptArgs,
+    /// What a model is told about its part in a chat.
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    pub(super) system: Option<String>,
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
+    pub(super) stop: Vec<String>,
+    /// Not supported: a text longer than the context is refused.
+    #[arg(long, hide = true)]
+    pub(super) context_shift: bool,
     /// Tokens to generate at most.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 64)]
     pub(super) max_tokens: usize,
-    /// Tokens to draft a round at most.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4)]
-    pub(super) draft_tokens: usize,
+    /// Tokens to draft a round at most, or `auto` to adapt to acceptance and costs [default: 4; auto with --draft
+    /// ngram].
+    #[arg(long, value_name = "N|auto", allow_negative_numbers = true)]
+    pub(super) draft_tokens: Option<DraftTokens>,
     /// How drafted tokens are verified.
     #[arg(long, value_enum, default_value_t)]
     pub(super) verify: VerifyArg,
@@ -137,8 +196,12 @@ impl Default for GenerateArgs {
             models: ModelArgs::default(),
             spread: SpreadArgs::default(),
             prompt: PromptArgs::default(),
+            system: None,
+            sampling: SamplingArgs::default(),
+            stop: Vec::new(),
+            context_shift: false,
             max_tokens: 64,
-            draft_tokens: 4,
+            draft_tokens: None,
             verify: VerifyArg::default(),
             prefill: PrefillArg::default(),
             prefill_chunk: None,
@@ -222,9 +285,10 @@ pub(super) struct BenchArgs {
     /// Tokens to generate a run.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 64)]
     pub(super) max_tokens: usize,
-    /// Tokens to draft a round at most.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4)]
-    pub(super) draft_tokens: usize,
+    /// Tokens to draft a round at most, or `auto` to adapt to acceptance and costs [default: 4; auto with --draft
+    /// ngram].
+    #[arg(long, value_name = "N|auto", allow_negative_numbers = true)]
+    pub(super) draft_tokens: Option<DraftTokens>,
     /// Runs of each kind; the median counts.
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 5)]
     pub(super) runs: usize,

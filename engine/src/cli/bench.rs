@@ -16,7 +16,7 @@ use super::args::BenchArgs;
 use super::error::CliError;
 use super::prompt::Prompt;
 use super::{choose, output, say, stats};
-use crate::decode::{Engine, Generation, Prefill, Request, Verify};
+use crate::decode::{Drafting, Engine, Generation, Request};
 use crate::load::{self, Pair};
 
 const GIB: usize = 1 << 30;
@@ -28,18 +28,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     }
     let threads = choose::threads(args.models.threads)?;
     let device = choose::device(&args.models.device, threads)?;
-    let prompt = Prompt::read(&args.prompt)?;
+    let prompt = Prompt::read(&args.prompt, None)?;
     let (target, draft) = choose::folders(&args.models)?;
     let mut pair = Pair::open(&target, draft.as_deref())?;
-    let request = Request {
-        prompt: prompt.ids(&pair.tokenizer)?,
-        max_tokens: args.max_tokens,
-        draft_tokens: args.draft_tokens,
-        verify: Verify::Batched,
-        prefill: Prefill::Dense,
-        prefill_chunk: None,
-        ignore_eos: true,
-    };
+    let (prompt, stop_tokens) = prompt.ids(&pair.tokenizer)?;
+    let request =
+        Request { max_tokens: args.max_tokens, ignore_eos: true, stop_tokens, ..Request::new(prompt) };
+    let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
     let target_bytes = load::pass_bytes(&pair.target)?;
     let draft_bytes = pair.draft.as_ref().map(load::pass_bytes).transpose()?;
@@ -48,9 +43,11 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     let model_size = bandwidth(target_bytes as usize, threads, args.runs);
     let large = bandwidth(GIB, threads, args.runs);
 
-    let mut speculative = draft_bytes.map(|_| pair.load(&*device, positions)).transpose()?;
+    let speculates = draft_bytes.is_some() || request.drafting == Drafting::Lookup;
+    let mut speculative = speculates.then(|| pair.load(&*device, positions)).transpose()?;
     pair.draft = None;
     let mut alone = pair.load(&*device, positions)?;
+    let plain = Request { drafting: Drafting::Nothing, ..request.clone() };
 
     let mut table = format!(
         "{} threads, median of {} runs of {} tokens\nstreaming read: {:.2} GB/s over {:.1} MB (the target's weights), {:.2} GB/s over 1 GiB\n\n{:<12} {:>9} {:>14} {:>9} {:>20} {:>14}\n",
@@ -67,28 +64,29 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
         "share, model's size",
         "share, 1 GiB",
     );
-    let mut row = |name: &str, engine: &mut Engine, draft_bytes: u64| -> Result<(), CliError> {
-        say!("measuring {name}");
-        let runs = (0..args.runs).map(|_| generate(engine, &request)).collect::<Result<Vec<_>, _>>()?;
-        let rate = median(runs.iter().map(|run| stats::tokens_per_second(run).unwrap_or(0.0)).collect());
-        let read = |run: &Generation| {
-            let bytes = target_bytes * run.target_passes as u64 + draft_bytes * run.drafted() as u64;
-            if run.decode_seconds > 0.0 { bytes as f64 / run.decode_seconds } else { 0.0 }
+    let mut row =
+        |name: &str, engine: &mut Engine, request: &Request, draft_bytes: u64| -> Result<(), CliError> {
+            say!("measuring {name}");
+            let runs = (0..args.runs).map(|_| generate(engine, request)).collect::<Result<Vec<_>, _>>()?;
+            let rate = median(runs.iter().map(|run| stats::tokens_per_second(run).unwrap_or(0.0)).collect());
+            let read = |run: &Generation| {
+                let bytes = target_bytes * run.target_passes as u64 + draft_bytes * run.drafted() as u64;
+                if run.decode_seconds > 0.0 { bytes as f64 / run.decode_seconds } else { 0.0 }
+            };
+            let read = median(runs.iter().map(read).collect());
+            let per_pass = runs[0].tokens_per_target_pass().unwrap_or(0.0);
+            let _ = writeln!(
+                table,
+                "{name:<12} {rate:>9.1} {per_pass:>14.2} {:>9.2} {:>18.0} % {:>12.0} %",
+                read / 1e9,
+                100.0 * read / model_size,
+                100.0 * read / large
+            );
+            Ok(())
         };
-        let read = median(runs.iter().map(read).collect());
-        let per_pass = runs[0].tokens_per_target_pass().unwrap_or(0.0);
-        let _ = writeln!(
-            table,
-            "{name:<12} {rate:>9.1} {per_pass:>14.2} {:>9.2} {:>18.0} % {:>12.0} %",
-            read / 1e9,
-            100.0 * read / model_size,
-            100.0 * read / large
-        );
-        Ok(())
-    };
-    row("target-only", &mut alone, 0)?;
-    if let (Some(engine), Some(bytes)) = (&mut speculative, draft_bytes) {
-        row("speculative", engine, bytes)?;
+    row("target-only", &mut alone, &plain, 0)?;
+    if let Some(engine) = &mut speculative {
+        row("speculative", engine, &request, draft_bytes.unwrap_or(0))?;
     }
     output::print(&table)?;
     Ok(ExitCode::SUCCESS)

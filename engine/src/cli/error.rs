@@ -22,6 +22,13 @@ pub(super) enum CliError {
     Zero { what: &'static str },
     #[error("--threads {asked}: it must be at most {most}")]
     TooManyThreads { asked: usize, most: usize },
+    #[error(
+        "--context-shift: this engine forgets no part of a text in silence: shorten the prompt, lower --max-tokens, or \
+         use a model with a longer context"
+    )]
+    ContextShift,
+    #[error("--stop: an empty string would stop before the first token")]
+    EmptyStop,
     #[error("{}: it cannot be read: {why}", .path.display())]
     Unreadable { path: PathBuf, why: io::Error },
     #[error("{}: it is not UTF-8 from byte {at} on: a prompt is text", .path.display())]

@@ -1,5 +1,6 @@
 //! `phasemark generate`: one request, from the command line to its last token.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Once;
@@ -12,7 +13,7 @@ use super::prompt::Prompt;
 use super::spread::Spread;
 use super::stats::{self, Stats};
 use super::{choose, say};
-use crate::decode::Request;
+use crate::decode::{Drafting, Request, Sampling};
 use crate::load::Pair;
 use crate::markers::{self, Assembly, Choice};
 
@@ -26,35 +27,55 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
     let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
     if let (Some(record), Some(stats)) = (&record_file, &stats_file)
-        && record.path() == stats.path()
+        && record.replaces(stats)
     {
         return Err(CliError::SameFile { path: stats.path().to_owned() });
     }
-    let prompt = Prompt::read(&args.prompt)?;
+    if args.context_shift {
+        return Err(CliError::ContextShift);
+    }
+    if args.stop.iter().any(String::is_empty) {
+        return Err(CliError::EmptyStop);
+    }
+    let prompt = Prompt::read(&args.prompt, args.system.as_deref())?;
+    let sampling = choose::sampling(&args.sampling, || RandomState::new().hash_one(Instant::now()));
     let (target, draft) = choose::folders(&args.models)?;
 
     let began = Instant::now();
     let pair = Pair::open(&target, draft.as_deref())?;
+    let (prompt, stop_tokens) = prompt.ids(&pair.tokenizer)?;
     let request = Request {
-        prompt: prompt.ids(&pair.tokenizer)?,
         max_tokens: args.max_tokens,
-        draft_tokens: args.draft_tokens,
+        sampling,
         verify: args.verify.into(),
         prefill: args.prefill.into(),
         prefill_chunk: args.prefill_chunk,
         ignore_eos: args.ignore_eos,
+        stop_tokens,
+        ..Request::new(prompt)
     };
+    let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
     let spread = Spread { pair: &pair, folder: &target, args, threads, context: positions };
     let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
-    let draft = draft.map_or_else(|| "no draft".into(), |draft| format!("draft {}", draft.display()));
+    let draft = match (&draft, request.drafting) {
+        (_, Drafting::Lookup) => "drafts looked up in the text".into(),
+        (Some(draft), _) => format!("draft {}", draft.display()),
+        (None, _) => "no draft".into(),
+    };
     say!("target {}, {draft}: loaded in {load_seconds:.2} s, {threads} threads", target.display());
 
-    let mut completion = Completion::new((!args.print_ids).then(|| pair.tokenizer.stream()));
+    if let Some(Sampling { temperature, seed, .. }) = request.sampling
+        && temperature > 0.0
+    {
+        say!("seed {seed}");
+    }
+
+    let mut completion = Completion::new(pair.tokenizer.stream_until(args.stop.clone()), args.print_ids);
     markers.markers().name_thread("phasemark");
     let generation = engine.generate(&request, markers.markers(), &mut |token| completion.emit(token))?;
-    completion.finish(&generation.tokens)?;
+    let text = completion.finish(&generation.tokens)?;
 
     // Text on a terminal ends wherever it ends; what follows starts a line of its own.
     if std::io::stdout().is_terminal() {
@@ -73,7 +94,6 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
         file.write(|out| markers.save_record(out))?;
     }
     if let Some(file) = stats_file {
-        let text = pair.tokenizer.decode(&generation.tokens)?;
         let stats = Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds);
         file.write(|mut out| out.write_all(stats.json()?.as_bytes()))?;
     }

@@ -19,23 +19,31 @@ pub(super) fn print(text: &str) -> Result<(), CliError> {
 
 /// Prints a completion as its tokens come.
 pub(super) struct Completion<'a> {
-    /// `None` when ids are printed at the end in place of text.
-    text: Option<TextStream<'a>>,
+    /// Followed for its end also where it is not printed.
+    text: TextStream<'a>,
+    /// Whether ids are printed at the end in place of text.
+    ids: bool,
+    /// All text so far.
+    given: String,
     /// What stopped it.
     failed: Option<CliError>,
 }
 
 impl<'a> Completion<'a> {
-    pub(super) fn new(text: Option<TextStream<'a>>) -> Self {
-        Completion { text, failed: None }
+    pub(super) fn new(text: TextStream<'a>, ids: bool) -> Self {
+        Completion { text, ids, given: String::new(), failed: None }
     }
 
-    /// Prints what `token` completed, and stops the generation when that cannot be done.
+    /// Prints what `token` completed, and stops the generation when that cannot be done or a stop string came.
     pub(super) fn emit(&mut self, token: u32) -> ControlFlow<()> {
-        let Some(text) = &mut self.text else { return ControlFlow::Continue(()) };
-        let printed = text.push(token).map_err(CliError::from).and_then(|text| print(&text));
-        match printed {
-            Ok(()) => ControlFlow::Continue(()),
+        let text = match self.text.push(token) {
+            // A model may know ids that its tokenizer has no text for; as ids they can be printed.
+            Err(_) if self.ids => Ok(String::new()),
+            text => text.map_err(CliError::from),
+        };
+        match text.and_then(|text| self.give(&text)) {
+            Ok(()) if self.text.stopped_by().is_none() => ControlFlow::Continue(()),
+            Ok(()) => ControlFlow::Break(()),
             Err(error) => {
                 self.failed = Some(error);
                 ControlFlow::Break(())
@@ -43,24 +51,32 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// Prints what is left: the end of the text, or the ids.
-    pub(super) fn finish(self, tokens: &[u32]) -> Result<(), CliError> {
-        match (self.failed, self.text) {
-            (Some(error), _) => Err(error),
-            (None, Some(text)) => print(&text.finish()?),
-            (None, None) => {
-                let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
-                print(&format!("[{}]\n", ids.join(",")))
-            }
+    fn give(&mut self, text: &str) -> Result<(), CliError> {
+        self.given.push_str(text);
+        if self.ids { Ok(()) } else { print(text) }
+    }
+
+    /// Prints what is left: the end of the text, or the ids. The whole text.
+    pub(super) fn finish(mut self, tokens: &[u32]) -> Result<String, CliError> {
+        if let Some(error) = self.failed {
+            return Err(error);
         }
+        let rest = self.text.finish()?;
+        self.give(&rest)?;
+        if self.ids {
+            let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
+            print(&format!("[{}]\n", ids.join(",")))?;
+        }
+        Ok(self.given)
     }
 }
 
 /// A file to be written at the end, after it was seen that it can be.
 pub(super) struct OutputFile {
     path: PathBuf,
-    /// Written in place: a pipe or a device has no other file to take its place.
-    in_place: bool,
+    /// Written in place, and open since it was checked: a pipe or a device has no other file to take its place, and
+    /// who reads a pipe would take a second opening for the end.
+    in_place: Option<File>,
 }
 
 impl OutputFile {
@@ -70,17 +86,17 @@ impl OutputFile {
         let file = match fs::metadata(path) {
             Ok(there) if there.is_dir() => return Err(unwritable(io::ErrorKind::IsADirectory.into())),
             Ok(there) => {
-                OpenOptions::new().write(true).open(path).map_err(unwritable)?;
+                let open = OpenOptions::new().write(true).open(path).map_err(unwritable)?;
                 // A link keeps pointing where it points: what it names is replaced.
                 let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-                OutputFile { path, in_place: !there.is_file() }
+                OutputFile { path, in_place: (!there.is_file()).then_some(open) }
             }
             Err(_) if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
                 return Err(unwritable(io::ErrorKind::IsADirectory.into()));
             }
-            Err(_) => OutputFile { path: path.to_owned(), in_place: false },
+            Err(_) => OutputFile { path: path.to_owned(), in_place: None },
         };
-        if !file.in_place {
+        if file.in_place.is_none() {
             let aside = file.aside();
             OpenOptions::new().write(true).create_new(true).open(&aside).map_err(unwritable)?;
             let _ = fs::remove_file(&aside);
@@ -93,10 +109,22 @@ impl OutputFile {
         &self.path
     }
 
+    /// Whether one of the two would take the other's place, by whatever path each was named.
+    pub(super) fn replaces(&self, other: &Self) -> bool {
+        let folder = |path: &Path| {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()
+        };
+        self.in_place.is_none()
+            && other.in_place.is_none()
+            && self.path.file_name() == other.path.file_name()
+            && folder(&self.path) == folder(&other.path)
+    }
+
     /// Lets `write` write the file and puts it in its place when that succeeded.
     pub(super) fn write(&self, write: impl FnOnce(File) -> io::Result<()>) -> Result<(), CliError> {
-        let written = if self.in_place {
-            OpenOptions::new().write(true).open(&self.path).and_then(write)
+        let written = if let Some(open) = &self.in_place {
+            open.try_clone().and_then(write)
         } else {
             let aside = self.aside();
             let written = File::create(&aside).and_then(write);
@@ -174,5 +202,20 @@ mod tests {
 
         OutputFile::check(Path::new("/dev/null")).unwrap().write(|mut out| out.write_all(b"gone")).unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn two_names_of_one_file_are_told_and_two_files_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("in")).unwrap();
+        let check = |name: &str| OutputFile::check(&folder.path().join(name)).unwrap();
+        let (plain, roundabout) = (check("a.json"), check("in/../a.json"));
+        assert!(plain.replaces(&roundabout) && plain.replaces(&check("./a.json")));
+        assert!(!plain.replaces(&check("b.json")) && !plain.replaces(&check("in/a.json")));
+        #[cfg(unix)]
+        {
+            let null = || OutputFile::check(Path::new("/dev/null")).unwrap();
+            assert!(!null().replaces(&null()), "nothing takes the place of a device");
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use super::args::PromptArgs;
 use super::error::CliError;
-use crate::model::{ModelError, Tokenizer};
+use crate::Error;
+use crate::chat::{self, Message};
+use crate::model::Tokenizer;
 
 /// The prompt when none is given: the pair was trained on Rust among other things and writes it best.
 const BUILT_IN: &str = "impl<T> Iterator for";
@@ -14,12 +16,16 @@ const BUILT_IN: &str = "impl<T> Iterator for";
 pub(super) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
+    Chat(Vec<Message>),
 }
 
 impl Prompt {
-    /// Reads what `args` name.
-    pub(super) fn read(args: &PromptArgs) -> Result<Self, CliError> {
-        Ok(if let Some(ids) = &args.prompt_ids {
+    /// Reads what `args` name. `system` goes before a question.
+    pub(super) fn read(args: &PromptArgs, system: Option<&str>) -> Result<Self, CliError> {
+        Ok(if let Some(question) = &args.chat {
+            let system = system.map(Message::system);
+            Prompt::Chat(system.into_iter().chain([Message::user(question)]).collect())
+        } else if let Some(ids) = &args.prompt_ids {
             Prompt::Ids(ids.clone())
         } else if let Some(path) = &args.prompt_file {
             Prompt::Text(read_text(path)?)
@@ -28,11 +34,12 @@ impl Prompt {
         })
     }
 
-    /// The prompt's token ids.
-    pub(super) fn ids(self, tokenizer: &Tokenizer) -> Result<Vec<u32>, ModelError> {
+    /// The prompt's token ids, and those that end its completion beside the model's own.
+    pub(super) fn ids(self, tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), Error> {
         match self {
-            Prompt::Text(text) => tokenizer.encode(&text),
-            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Text(text) => Ok((tokenizer.encode(&text)?, Vec::new())),
+            Prompt::Ids(ids) => Ok((ids, Vec::new())),
+            Prompt::Chat(messages) => chat::prompt_ids(tokenizer, &messages),
         }
     }
 }

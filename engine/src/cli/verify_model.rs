@@ -465,6 +465,28 @@ mod tests {
     }
 
     #[test]
+    fn a_logit_too_far_off_or_no_number_at_all_differs() {
+        let differences = |logit| {
+            let top = Top { pos: None, ids: vec![1], logits: vec![2.0] };
+            // Along ids that are not the model's own choice, nothing but the logits is compared.
+            let steps = Steps {
+                name: "p".into(),
+                prompt: vec![0],
+                continuation: vec![0],
+                own: false,
+                margins: None,
+                min_margin: None,
+                top: vec![(0, top)],
+            };
+            let mut verdict = Verdict::default();
+            verdict.compare(&steps, &[0.0, logit], 2, TOLERANCE, NEAR_TIE);
+            verdict.differences.len()
+        };
+        assert_eq!([2.0, 2.0009, 1.9991].map(differences), [0; 3]);
+        assert_eq!([2.0011, 1.9989, f32::NAN, f32::INFINITY].map(differences), [1; 4]);
+    }
+
+    #[test]
     fn lists_that_do_not_match_are_refused_and_not_indexed() {
         for (margins, pos, logits) in [
             ("[0.5]", 2, "[1.5]"),

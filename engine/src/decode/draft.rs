@@ -1,44 +1,103 @@
-//! Proposing tokens with the draft model.
+//! Proposing tokens: with a draft model, or by looking up in the text what followed the same words before.
 
 use marker_core::{Fields, Markers, Phase, Scope, range};
 
-use crate::device::{DeviceError, Path, Want};
+use super::accept::{Chooser, Proposal};
+use super::lookup::Lookup;
+use super::pace::Source;
+use crate::device::{DeviceError, Path};
 use crate::shard::Chain;
 
 /// Rows of a pass while the draft reads what it has not seen yet.
 const CATCH_UP: usize = 256;
 
-/// Proposes `count` tokens (at least one) to follow `text`, each the draft's greedy choice.
-///
-/// The draft's cache holds a prefix of `text`; it reads the rest first. Afterwards it holds all of `text`
-/// and every proposed token but the last.
-pub(super) fn propose(
+/// More unread rows than a round leaves behind: only the prompt is worth the large-matrix path.
+const A_PROMPT: usize = 16;
+
+/// What proposes.
+pub(super) enum Drafter<'a> {
+    /// A model, whose cache holds a prefix of the text.
+    Model(&'a mut Chain),
+    /// The text itself.
+    Lookup(Lookup),
+}
+
+impl Drafter<'_> {
+    /// Reads what is new in `text`, if reading is cheap, and says where proposals would come from; `None` when
+    /// there are none.
+    pub(super) fn look(&mut self, text: &[u32]) -> Option<Source> {
+        match self {
+            Drafter::Model(_) => Some(Source::Model),
+            Drafter::Lookup(lookup) => lookup.look(text),
+        }
+    }
+
+    /// Whether the next proposals cost more than others: the model has to read a prompt first.
+    pub(super) fn is_behind(&self, text: &[u32]) -> bool {
+        match self {
+            Drafter::Model(chain) => text.len() - chain.cached() > A_PROMPT,
+            Drafter::Lookup(_) => false,
+        }
+    }
+
+    /// Proposes `count` tokens (at least one) to follow `text`, after [`look`](Self::look) found a source.
+    pub(super) fn propose(
+        &mut self,
+        text: &[u32],
+        count: usize,
+        chooser: &mut Chooser,
+        markers: Markers<'_>,
+        proposed: &mut Vec<Proposal>,
+    ) -> Result<(), DeviceError> {
+        range!(markers.at_full_detail(), Fields::new(Scope::DRAFT).tokens(count as u64));
+        match self {
+            Drafter::Model(chain) => model(chain, text, count, chooser, proposed),
+            Drafter::Lookup(lookup) => {
+                proposed.extend(lookup.follow(text, count).map(|token| Proposal { token, from: None }));
+                Ok(())
+            }
+        }
+    }
+
+    /// Forgets what it holds of the text from `len` on.
+    pub(super) fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {
+        match self {
+            Drafter::Model(chain) => chain.roll_back(len),
+            // It has only seen emitted tokens, and those stay.
+            Drafter::Lookup(_) => Ok(()),
+        }
+    }
+}
+
+/// The draft model's own choices, each as the target would choose from the draft's logits. It reads what it has
+/// not seen of `text` first; afterwards it holds all of `text` and every proposed token but the last.
+fn model(
     draft: &mut Chain,
     text: &[u32],
     count: usize,
-    markers: Markers<'_>,
-    proposed: &mut Vec<u32>,
+    chooser: &mut Chooser,
+    proposed: &mut Vec<Proposal>,
 ) -> Result<(), DeviceError> {
-    range!(markers.at_full_detail(), Fields::new(Scope::DRAFT).tokens(count as u64));
-    proposed.clear();
-    let mut next = 0;
-    let unread = &text[draft.cached()..];
-    for rows in unread.chunks(CATCH_UP) {
-        // After a round one or two rows are unread; only the prompt is worth the large-matrix path.
-        let path = if rows.len() > 16 { Path::Dense } else { Path::Decode };
-        let want = Want::Tokens(rows.len() - 1..rows.len());
-        next = pass(draft, path, rows, &want)?;
+    let mut history = text.to_vec();
+    let mut read = draft.cached();
+    while read < text.len() {
+        let rows = &text[read..text.len().min(read + CATCH_UP)];
+        read += rows.len();
+        let path = if rows.len() > A_PROMPT { Path::Dense } else { Path::Decode };
+        let last = if read == text.len() { rows.len() - 1..rows.len() } else { 0..0 };
+        // Draft passes carry no leaf: the vocabulary's leaves count the target's work.
+        let answer = draft.forward(Markers::OFF, Phase::Unspecified, path, rows, &chooser.want(last))?;
+        if read == text.len() {
+            proposed.push(chooser.draft(answer, 0, &history)?);
+        }
     }
-    proposed.push(next);
     while proposed.len() < count {
-        next = pass(draft, Path::Decode, &[next], &Want::Tokens(0..1))?;
-        proposed.push(next);
+        let Some(Proposal { token, .. }) = proposed.last() else { break };
+        history.push(*token);
+        let rows = [*token];
+        let want = chooser.want(0..1);
+        let answer = draft.forward(Markers::OFF, Phase::Unspecified, Path::Decode, &rows, &want)?;
+        proposed.push(chooser.draft(answer, 0, &history)?);
     }
     Ok(())
-}
-
-/// Draft passes carry no leaf: the vocabulary's leaves count the target's work.
-fn pass(draft: &mut Chain, path: Path, rows: &[u32], want: &Want) -> Result<u32, DeviceError> {
-    let answer = draft.forward(Markers::OFF, Phase::Unspecified, path, rows, want)?;
-    super::only(&answer.tokens)
 }

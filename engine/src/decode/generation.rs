@@ -3,7 +3,7 @@
 /// One round of speculative decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Tokens that the draft proposed.
+    /// Tokens that were proposed.
     pub drafted: usize,
     /// Those of them that were emitted. A token that agreed but stood behind an end of text was not.
     pub accepted: usize,
@@ -16,7 +16,7 @@ pub enum Finish {
     EndOfText,
     /// The budget is spent.
     Budget,
-    /// The caller asked to stop.
+    /// The caller asked to stop, for example at a stop string.
     Cancelled,
 }
 
@@ -27,6 +27,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// The speculative rounds in order; empty for a target-only request.
     pub rounds: Vec<Round>,
+    /// Tokens of the prompt that were in the caches already; the prefill read the others.
+    pub kept: usize,
     /// Target passes after the prefill, not times the shards.
     pub target_passes: usize,
     /// Why it ended.

@@ -2,6 +2,8 @@
 
 use marker_core::Phase;
 
+use super::Sampling;
+
 /// A request that makes no sense for this model.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
@@ -38,6 +40,16 @@ pub enum RequestError {
         context: usize,
         /// `target` or `draft`.
         model: &'static str,
+    },
+    /// A setting of the sampling is out of its range.
+    #[error("{setting} is {found}, but it must be {expected}")]
+    Sampling {
+        /// Which.
+        setting: &'static str,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: &'static str,
     },
     /// The draft's tokens are not the target's.
     #[error(
@@ -105,15 +117,36 @@ impl Prefill {
     }
 }
 
-/// One request. Greedy: the token with the largest logit, the lowest id on a tie.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What proposes tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drafting {
+    /// The engine's draft model; nothing where it has none.
+    #[default]
+    Model,
+    /// What followed the same tokens earlier in the text, the longest match first. It costs no pass, adapts its
+    /// block to what is accepted, and rests where nothing is.
+    Lookup,
+    /// Nothing: one ordinary token a pass.
+    Nothing,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
     /// Tokens to generate at most, at least one.
     pub max_tokens: usize,
-    /// Tokens to draft a round at most, at least one; used when the engine has a draft model.
+    /// How tokens are chosen by chance; `None` is greedy: the token with the largest logit, the lowest id on a tie.
+    pub sampling: Option<Sampling>,
+    /// What proposes tokens.
+    pub drafting: Drafting,
+    /// Tokens to draft a round at most, at least one.
     pub draft_tokens: usize,
+    /// Adapt the block, up to `draft_tokens`, to the measured acceptance and, for a greedy request, to measured costs.
+    /// Greedy output does not depend on it; a sampled one is still the same for the same seed. Blocks that
+    /// are verified one row a pass cost the same whatever was drafted, and are not adapted.
+    pub adapt: bool,
     /// How drafts are verified.
     pub verify: Verify,
     /// How the prompt is read.
@@ -122,19 +155,30 @@ pub struct Request {
     pub prefill_chunk: Option<usize>,
     /// Go on past end-of-text tokens.
     pub ignore_eos: bool,
+    /// Tokens that end this text beside the model's own, for example an end of turn.
+    pub stop_tokens: Vec<u32>,
+    /// Keep what the caches hold of the prompt from the request before, and read only the rest. Else every request
+    /// starts from empty caches.
+    pub keep_prefix: bool,
 }
 
 impl Request {
-    /// A request with the defaults of the command line: 64 tokens, 4 drafted, batched, dense.
+    /// A greedy request with the defaults of the command line: 64 tokens, 4 drafted by the draft model if there is
+    /// one, batched, dense.
     pub fn new(prompt: Vec<u32>) -> Self {
         Request {
             prompt,
             max_tokens: 64,
+            sampling: None,
+            drafting: Drafting::default(),
             draft_tokens: 4,
+            adapt: false,
             verify: Verify::default(),
             prefill: Prefill::default(),
             prefill_chunk: None,
             ignore_eos: false,
+            stop_tokens: Vec::new(),
+            keep_prefix: false,
         }
     }
 
@@ -157,12 +201,17 @@ impl Request {
                 return Err(RequestError::Zero(name));
             }
         }
+        if let Some(sampling) = &self.sampling {
+            sampling.check()?;
+        }
         if let Some(position) = self.prompt.iter().position(|id| *id as usize >= vocab) {
             return Err(RequestError::UnknownToken { id: self.prompt[position], position, last: vocab - 1 });
         }
         for (model, context) in [("target", Some(target_context)), ("draft", draft_context)] {
             let (prompt, max_tokens) = (self.prompt.len(), self.max_tokens);
+            let drafts = model == "target" || self.drafting == Drafting::Model;
             if let Some(context) = context
+                && drafts
                 && prompt.saturating_add(max_tokens) > context
             {
                 return Err(RequestError::TooLong { prompt, max_tokens, context, model });

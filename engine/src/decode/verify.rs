@@ -5,66 +5,54 @@
 
 use marker_core::{Fields, Markers, Phase, Scope, range};
 
-use super::{Output, Verify, accept, only};
-use crate::device::{DeviceError, Path, Want};
+use super::accept::{Chooser, Proposal};
+use super::{Output, Verify};
+use crate::device::{DeviceError, Path};
 use crate::shard::Chain;
 
 /// What verifying a block gave.
 pub(super) struct Verified {
     /// Drafted tokens that were emitted.
     pub(super) accepted: usize,
+    /// Whether the drafted token behind those was judged and did not stand.
+    pub(super) rejected: bool,
     /// Target passes that it took.
     pub(super) passes: usize,
 }
 
-/// Verifies `block`: the last emitted token and the drafted ones behind it.
+/// Verifies `proposed`, the tokens drafted behind the last emitted one.
 pub(super) fn verify(
     target: &mut Chain,
     mode: Verify,
-    block: &[u32],
+    proposed: &[Proposal],
+    chooser: &mut Chooser,
     markers: Markers<'_>,
     output: &mut Output<'_>,
 ) -> Result<Verified, DeviceError> {
-    match mode {
-        Verify::Batched => in_one_pass(target, block, markers, output),
-        Verify::Sequential | Verify::ReferenceExact => one_by_one(target, block, markers, output),
-    }
-}
-
-fn in_one_pass(
-    target: &mut Chain,
-    block: &[u32],
-    markers: Markers<'_>,
-    output: &mut Output<'_>,
-) -> Result<Verified, DeviceError> {
-    let want = Want::Tokens(0..block.len());
-    let said = &target.forward(markers, Phase::Verify, Path::Decode, block, &want)?.tokens;
-    if said.len() != block.len() {
-        return Err(DeviceError::BadPass(format!("{} rows gave {} tokens", block.len(), said.len())));
-    }
-    range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(block.len() as u64));
-    let agreed = accept::agreeing(&block[1..], said);
-    let emitted = said[..=agreed].iter().take_while(|token| output.push(**token)).count();
-    Ok(Verified { accepted: agreed.min(emitted), passes: 1 })
-}
-
-fn one_by_one(
-    target: &mut Chain,
-    block: &[u32],
-    markers: Markers<'_>,
-    output: &mut Output<'_>,
-) -> Result<Verified, DeviceError> {
-    let mut passes = 0;
-    loop {
-        let rows = &block[passes..=passes];
-        let said =
-            only(&target.forward(markers, Phase::Verify, Path::Decode, rows, &Want::Tokens(0..1))?.tokens)?;
-        passes += 1;
-        range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(1));
-        output.push(said);
-        let agrees = block.get(passes) == Some(&said);
-        if !agrees || output.finish.is_some() {
-            return Ok(Verified { accepted: passes - usize::from(!agrees), passes });
+    let mut block = vec![output.last()];
+    block.extend(proposed.iter().map(|proposal| proposal.token));
+    // Rows of a pass: all, or one by one while they stand.
+    let rows = match mode {
+        Verify::Batched => block.len(),
+        Verify::Sequential | Verify::ReferenceExact => 1,
+    };
+    let mut verified = Verified { accepted: 0, rejected: false, passes: 0 };
+    for pass in block.chunks(rows) {
+        let want = chooser.want(0..pass.len());
+        let answer = target.forward(markers, Phase::Verify, Path::Decode, pass, &want)?;
+        verified.passes += 1;
+        range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(pass.len() as u64));
+        for row in 0..pass.len() {
+            let drafted = proposed.get(verified.accepted);
+            let said = chooser.say(answer, row, &output.text, drafted)?;
+            output.push(said);
+            let stands = drafted.is_some_and(|proposal| proposal.token == said);
+            verified.accepted += usize::from(stands);
+            verified.rejected = drafted.is_some() && !stands;
+            if !stands || output.finish.is_some() {
+                return Ok(verified);
+            }
         }
     }
+    Ok(verified)
 }

@@ -277,7 +277,7 @@ impl fmt::Display for Place<'_> {
 }
 
 /// Text from a file or from a parser that may quote one, made fit for a sentence: one line, not too long.
-pub(super) fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     const LONGEST: usize = 200;
     let mut line: String = text
         .chars()

@@ -10,6 +10,7 @@ mod error;
 mod json;
 mod mapped;
 mod rope;
+mod stop;
 mod stream;
 mod tokenizer;
 mod weights;
@@ -17,7 +18,9 @@ mod weights;
 pub use checkpoint::{Checkpoint, Dtype, LayerWeights, Linear, Tensor};
 pub use config::{Architecture, Config};
 pub use error::ModelError;
+pub(crate) use error::short;
 pub use rope::{Rope, Scaling};
+pub use stop::Stops;
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
 

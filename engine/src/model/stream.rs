@@ -5,7 +5,7 @@
 //! text was given last, for context, and those still unfinished. When the window's text ends in a whole
 //! character, what follows the context's text is given and the window moves on.
 
-use super::{ModelError, Tokenizer};
+use super::{ModelError, Stops, Tokenizer};
 
 /// Text as tokens come. Over a whole stream it gives what [`Tokenizer::decode`] gives for all its tokens.
 pub struct TextStream<'a> {
@@ -15,18 +15,35 @@ pub struct TextStream<'a> {
     context: usize,
     /// The context's text.
     given: String,
+    stops: Stops,
 }
 
 impl<'a> TextStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        TextStream { tokenizer, window: Vec::new(), context: 0, given: String::new() }
+    pub(super) fn new(tokenizer: &'a Tokenizer, stop: Vec<String>) -> Self {
+        TextStream {
+            tokenizer,
+            window: Vec::new(),
+            context: 0,
+            given: String::new(),
+            stops: Stops::new(stop),
+        }
     }
 
-    /// The text that `token` completed; empty while a character is unfinished.
+    /// The text that `token` completed; empty while a character is unfinished, or what could become a stop string.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`]. The stream then goes on as if the token had not come.
     pub fn push(&mut self, token: u32) -> Result<String, ModelError> {
+        let text = self.completed(token)?;
+        Ok(self.stops.push(&text))
+    }
+
+    /// The stop string that ended the text; nothing is given out any more.
+    pub fn stopped_by(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
+    fn completed(&mut self, token: u32) -> Result<String, ModelError> {
         if self.tokenizer.is_special(token) {
             return Ok(String::new());
         }
@@ -55,9 +72,11 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
-    pub fn finish(self) -> Result<String, ModelError> {
+    pub fn finish(&mut self) -> Result<String, ModelError> {
         let text = self.tokenizer.decode(&self.window)?;
-        Ok(text.strip_prefix(&self.given).unwrap_or_default().to_owned())
+        self.window.clear();
+        let last = self.stops.push(text.strip_prefix(&self.given).unwrap_or_default());
+        Ok(last + &self.stops.finish())
     }
 }
 
@@ -107,6 +126,19 @@ mod tests {
         let pieces = pieces(&tokenizer, &ids[..ids.len() - 1]);
         assert_eq!(pieces.concat(), "\u{fffd}");
         assert_eq!(pieces.last().unwrap(), "\u{fffd}");
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_text_wherever_its_tokens_end() {
+        let tokenizer = pair();
+        let ids = tokenizer.encode("It was a\u{1f980}b").unwrap();
+        for stop in ["s a", "\u{1f980}", "b"] {
+            let mut stream = tokenizer.stream_until(vec!["never comes".into(), stop.into()]);
+            let mut given: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+            given += &stream.finish().unwrap();
+            assert_eq!(given, "It was a\u{1f980}b".split(stop).next().unwrap());
+            assert_eq!(stream.stopped_by(), Some(stop));
+        }
     }
 
     #[test]

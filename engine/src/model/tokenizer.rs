@@ -19,6 +19,15 @@ pub struct Tokenizer {
     /// Tokens that stand for one byte in runs that are text only as a whole (`<0xE2>`).
     bytes: HashSet<u32>,
     rules: Rules,
+    settings: Settings,
+}
+
+/// What a model says of conversations.
+#[derive(Default)]
+struct Settings {
+    chat_template: Option<String>,
+    bos: Option<String>,
+    eos: Option<String>,
 }
 
 /// What a tokenizer does beside its vocabulary, hashed part by part: enough to say which part differs.
@@ -60,9 +69,31 @@ impl Tokenizer {
                 .map(|(_, &id)| id)
                 .collect(),
             rules: Rules::of(&inner, &definition).map_err(|error| fail(error.to_string()))?,
+            settings: Settings::read(dir)?,
             path,
             inner,
         })
+    }
+
+    /// The Jinja template that turns a conversation into a prompt, where the model has one: `chat_template.jinja`,
+    /// `tokenizer_config.json` or the metadata of a GGUF file.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.settings.chat_template.as_deref()
+    }
+
+    /// The token that a text may begin with, as templates spell it (`bos_token`).
+    pub fn bos(&self) -> Option<&str> {
+        self.settings.bos.as_deref()
+    }
+
+    /// The token that ends a text, as templates spell it (`eos_token`).
+    pub fn eos(&self) -> Option<&str> {
+        self.settings.eos.as_deref()
+    }
+
+    /// The id of a token, special or not, by its text in the vocabulary.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
     }
 
     /// Token ids of a text, no special tokens added.
@@ -159,7 +190,46 @@ impl Tokenizer {
 
     /// A stream that gives text as tokens come, never half a character.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream::new(self)
+        self.stream_until(Vec::new())
+    }
+
+    /// As [`stream`](Self::stream), up to the first of these strings, which is not given out.
+    pub fn stream_until(&self, stop: Vec<String>) -> TextStream<'_> {
+        TextStream::new(self, stop)
+    }
+}
+
+impl Settings {
+    /// From `tokenizer_config.json` and `chat_template.jinja`, where they are.
+    fn read(dir: &Path) -> Result<Self, ModelError> {
+        let optional = |name: &str| match read_bytes(&dir.join(name)) {
+            Err(ModelError::MissingFile { .. }) => Ok(None),
+            other => other.map(Some),
+        };
+        let mut settings = Settings::default();
+        let name = "tokenizer_config.json";
+        if let Some(bytes) = optional(name)? {
+            let config = parse(&dir.join(name), &bytes)?;
+            // A token is its text, or an object that holds it.
+            let token = |name: &str| {
+                let value = config.get(name)?;
+                value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+            };
+            // One template, or a list of named ones.
+            let template = config.get("chat_template").and_then(|template| match template {
+                Value::Array(list) => list
+                    .iter()
+                    .find(|one| one.get("name").and_then(Value::as_str) == Some("default"))
+                    .and_then(|one| one.get("template")?.as_str()),
+                one => one.as_str(),
+            });
+            let chat_template = template.map(str::to_owned);
+            settings = Settings { bos: token("bos_token"), eos: token("eos_token"), chat_template };
+        }
+        if let Some(bytes) = optional("chat_template.jinja")? {
+            settings.chat_template = Some(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        Ok(settings)
     }
 }
 

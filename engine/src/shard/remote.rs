@@ -131,6 +131,8 @@ impl RemoteShard {
         let answered = receive(connection, self.id, until, request.rows(), self.terms.width, into);
         self.late = matches!(answered, Err(Failed::Fault(Fault::TimedOut)));
         match &answered {
+            // It drips, or stopped halfway.
+            Err(Failed::Fault(Fault::TimedOut)) if connection.is_inside() => self.connection = None,
             // The answer may still come; it will be recognised by its id and dropped.
             Ok(()) | Err(Failed::Fault(Fault::TimedOut) | Failed::Refused(_) | Failed::BadAnswer(_)) => {}
             Err(Failed::Broken(_) | Failed::Babble | Failed::Fault(_)) => self.connection = None,

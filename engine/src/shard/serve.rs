@@ -45,7 +45,7 @@ impl Service<'_> {
     /// Serves whoever connects to `listener`, one after the other, until `stop` asks to leave.
     ///
     /// # Errors
-    /// [`Fault`]-like failures of the listener itself, as text; what a parent does wrong is no error here.
+    /// When the listener itself fails; what a parent does wrong is no error here.
     pub fn listen(&mut self, listener: &Listener, stop: &Stop) -> std::io::Result<()> {
         let mut door = Door { stop: stop.as_fd(), listener: None };
         loop {

@@ -7,12 +7,46 @@ use crate::model::Range;
 use crate::nest::Nest;
 use crate::vocabulary::{Meaning, Mode, Phase, Scope};
 
-/// An open range, or the thread itself.
+/// An open range, or the thread itself. What lies around it is told by number: a hostile chain of a million
+/// ranges must not be walked once for each of them.
 struct Frame<'t> {
     range: Option<&'t Range>,
     /// What the range means, where it is of the vocabulary.
     phase: Option<Phase>,
     passes: Sequence<'t>,
+    /// The nearest frame of the vocabulary, itself included; the thread where there is none.
+    nearest: usize,
+    /// The innermost leaf, itself included.
+    leaf: Option<usize>,
+    /// Whether it is a prefill or inside one.
+    prefill: bool,
+}
+
+impl<'t> Frame<'t> {
+    /// The thread, around everything.
+    fn thread() -> Self {
+        Frame {
+            range: None,
+            phase: None,
+            passes: Sequence::default(),
+            nearest: 0,
+            leaf: None,
+            prefill: false,
+        }
+    }
+
+    /// `range` inside this frame, as frame number `at`.
+    fn inside(&self, at: usize, range: &'t Range, phase: Option<Phase>) -> Self {
+        let scope = phase.map(|phase| phase.scope);
+        Frame {
+            range: Some(range),
+            phase,
+            passes: Sequence::default(),
+            nearest: if phase.is_some() { at } else { self.nearest },
+            leaf: if scope == Some(Scope::LayerRange) { Some(at) } else { self.leaf },
+            prefill: self.prefill || scope == Some(Scope::Prefill),
+        }
+    }
 }
 
 /// The passes directly inside a frame.
@@ -32,7 +66,7 @@ impl<'t> Check<'t> {
     pub(super) fn thread(&mut self, ranges: &'t [Range]) {
         let cycle = self.cycle(ranges);
         let mut nest = Nest::new(ranges);
-        let mut frames = vec![Frame { range: None, phase: None, passes: Sequence::default() }];
+        let mut frames = vec![Frame::thread()];
         for (at, range) in ranges.iter().enumerate() {
             let place = nest.enter(at);
             while frames.len() > place.depth + 1 {
@@ -51,20 +85,17 @@ impl<'t> Check<'t> {
                     )
                 });
             }
+            let Some(around) = frames.last() else { break };
+            let (nearest, frame) = (around.nearest, around.inside(frames.len(), range, phase));
             if let Some(phase) = phase {
                 self.stands_well(range, &phase, &frames);
-                let inside =
-                    frames.iter().any(|frame| frame.phase.is_some_and(|p| p.scope == Scope::Prefill));
-                self.count_request(range, &phase, inside);
+                self.count_request(range, &phase, around.prefill);
                 // Passes belong to the nearest range of the vocabulary.
-                if phase.scope == Scope::LayerRange
-                    && let Some(frame) =
-                        frames.iter_mut().rev().find(|f| f.phase.is_some() || f.range.is_none())
-                {
-                    self.pass(range, &phase, &mut frame.passes, &cycle);
+                if phase.scope == Scope::LayerRange {
+                    self.pass(range, &phase, &mut frames[nearest].passes, &cycle);
                 }
             }
-            frames.push(Frame { range: Some(range), phase, passes: Sequence::default() });
+            frames.push(frame);
         }
         while let Some(frame) = frames.pop() {
             self.close(&frame, &cycle);
@@ -88,10 +119,10 @@ impl<'t> Check<'t> {
     }
 
     fn stands_well(&mut self, range: &'t Range, phase: &Phase, frames: &[Frame<'t>]) {
-        let around = frames.iter().rev().find_map(|frame| Some((frame.range?, frame.phase?)));
+        let Some(last) = frames.last() else { return };
+        let around = Some(&frames[last.nearest]).and_then(|frame| Some((frame.range?, frame.phase?)));
         let leaf = phase.scope == Scope::LayerRange;
-        let is_leaf = |frame: &&Frame<'t>| frame.phase.is_some_and(|phase| phase.scope == Scope::LayerRange);
-        if leaf && let Some(outer) = frames.iter().rev().find(is_leaf).and_then(|frame| frame.range) {
+        if leaf && let Some(outer) = last.leaf.and_then(|at| frames[at].range) {
             let (label, row) = (self.quote(outer), outer.row);
             self.wrong(range, || {
                 format!("a leaf inside the leaf {label} (row {row}); expected leaves never to nest")

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use crate::model::{
     Activity, Clock, Finding, Format, Host, Kind, Launch, Process, Range, Severity, Source, Thread, Trace,
+    Work,
 };
 use crate::{Error, Result};
 
@@ -47,6 +48,7 @@ pub fn read<P: AsRef<Path>>(files: &[P]) -> Result<Trace> {
     }
     for table in later {
         table.read(&mut builder)?;
+        builder.drop_if_repeated();
     }
     Ok(builder.finish())
 }
@@ -104,14 +106,30 @@ struct Builder {
     correlated: Vec<(usize, u64)>,
     /// Which process wrote `<stem>_marker_api_trace.csv`, so that `<stem>_kernel_trace.csv` finds it.
     stems: HashMap<PathBuf, u32>,
-    /// Where the file being read began in `trace.ranges`, and what earlier files held.
-    file_from: usize,
+    /// Where the file being read began, and what earlier files held.
+    file_from: Lengths,
     fingerprints: HashMap<Fingerprint, u16>,
 }
 
-/// What two files that tell of the same ranges have in common: how many, the first and the last moment, and
-/// one process.
-type Fingerprint = (usize, i64, i64, u32);
+/// How much has been read.
+#[derive(Clone, Copy, Default)]
+struct Lengths {
+    ranges: usize,
+    activities: usize,
+    threads: usize,
+    processes: usize,
+}
+
+/// What two files that tell of the same ranges, or of the same device work, have in common.
+#[derive(PartialEq, Eq, Hash)]
+struct Fingerprint {
+    /// `None` for ranges.
+    work: Option<Work>,
+    count: usize,
+    /// The first and the last moment.
+    span: (i64, i64),
+    process: u32,
+}
 
 impl Builder {
     fn source(&mut self, file: &Path, format: Format) -> Result<u16> {
@@ -119,7 +137,12 @@ impl Builder {
             .map_err(|_| malformed(file, "argument", "more than 65535 files"))?;
         let (file, clock) = (file.to_owned(), Clock::Private(index));
         self.trace.sources.push(Source { file, format, clock, offset: 0 });
-        self.file_from = self.trace.ranges.len();
+        self.file_from = Lengths {
+            ranges: self.trace.ranges.len(),
+            activities: self.trace.activities.len(),
+            threads: self.trace.threads.len(),
+            processes: self.trace.processes.len(),
+        };
         Ok(index)
     }
 
@@ -272,24 +295,105 @@ impl Builder {
         self.trace.activities.push(activity);
     }
 
-    /// One run's markers given twice, as CSV and as JSON say, would count twice: the second file is left out.
+    /// What one run did, given twice as its CSV and its JSON give it, would count twice: the second is left out.
     fn drop_if_repeated(&mut self) {
-        let Some(source) = self.trace.sources.len().checked_sub(1) else { return };
-        let ranges = self.trace.ranges.get(self.file_from..).unwrap_or_default();
-        let Some(first) = ranges.first() else { return };
-        let span = ranges
-            .iter()
-            .fold((i64::MAX, i64::MIN), |span, range| (span.0.min(range.start), span.1.max(range.end)));
-        let process = self.trace.threads[first.thread as usize].process;
-        let fingerprint = (ranges.len(), span.0, span.1, process);
-        if let Some(&earlier) = self.fingerprints.get(&fingerprint) {
-            self.trace.ranges.truncate(self.file_from);
-            let place = self.trace.sources[source].file.display().to_string();
-            let earlier = self.trace.sources[usize::from(earlier)].file.display().to_string();
-            self.note(place, format!("holds the ranges of {earlier} once more; they are counted once"));
-        } else {
-            self.fingerprints.insert(fingerprint, source as u16);
+        let from = self.file_from;
+        let ranges = self.trace.ranges.get(from.ranges..).unwrap_or_default();
+        if let Some(first) = ranges.first() {
+            let process = self.trace.threads[first.thread as usize].process;
+            let told = count_and_span(ranges.iter().map(|range| (range.start, range.end)));
+            if self.is_repeated(None, process, told) {
+                self.trace.ranges.truncate(from.ranges);
+            }
         }
+        for work in [Work::Kernel, Work::Copy, Work::Memset] {
+            let pieces = self.trace.activities.get(from.activities..).unwrap_or_default();
+            let same = || pieces.iter().filter(|piece| piece.work == work);
+            if let Some(first) = same().next() {
+                let process = first.process;
+                let told = count_and_span(same().map(|piece| (piece.start, piece.end)));
+                if self.is_repeated(Some(work), process, told) {
+                    self.drop_work(work);
+                }
+            }
+        }
+        self.forget_if_empty();
+    }
+
+    /// Whether an earlier file told the same of a process; if so it is said, else it is remembered.
+    fn is_repeated(&mut self, work: Option<Work>, process: u32, told: (usize, (i64, i64))) -> bool {
+        let Some(source) = self.trace.sources.len().checked_sub(1) else { return false };
+        let (count, (first, last)) = told;
+        // Files with a clock of their own are told apart by it.
+        let offset = self.trace.sources[source].offset;
+        let span = (first.saturating_add(offset), last.saturating_add(offset));
+        let fingerprint = Fingerprint { work, count, span, process: self.first_of(process) };
+        let Some(&earlier) = self.fingerprints.get(&fingerprint) else {
+            self.fingerprints.insert(fingerprint, source as u16);
+            return false;
+        };
+        let file = |at: usize| self.trace.sources[at].file.display().to_string();
+        let (place, earlier) = (file(source), file(usize::from(earlier)));
+        let what = work.map_or("ranges".to_owned(), |work| format!("work of kind {}", work.name()));
+        self.note(place, format!("holds the {what} of {earlier} once more; it is counted once"));
+        true
+    }
+
+    /// The first process that is the same one on the same clock: a recording names its host at its end, and so makes
+    /// a process of its own first.
+    fn first_of(&self, process: u32) -> u32 {
+        let this = &self.trace.processes[process as usize];
+        let private = |clock: &Clock| matches!(clock, Clock::Private(_));
+        let same = |other: &Process| {
+            other.pid == this.pid
+                && other.host == this.host
+                && (other.clock == this.clock || private(&other.clock) && private(&this.clock))
+        };
+        self.trace.processes.iter().position(same).map_or(process, |at| at as u32)
+    }
+
+    /// Takes the file's device work of one kind out again.
+    fn drop_work(&mut self, work: Work) {
+        let from = self.file_from.activities;
+        let mut moved = HashMap::new();
+        let (mut at, mut kept) = (0, 0);
+        self.trace.activities.retain(|piece| {
+            let keep = at < from || piece.work != work;
+            if keep && at >= from {
+                moved.insert(at, kept);
+            }
+            at += 1;
+            kept += usize::from(keep);
+            keep
+        });
+        self.correlated.retain_mut(|(piece, _)| match moved.get(piece) {
+            _ if *piece < from => true,
+            Some(&to) => {
+                *piece = to;
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// A file that held nothing new leaves no process and no thread behind.
+    fn forget_if_empty(&mut self) {
+        let from = self.file_from;
+        let empty = self.trace.ranges.len() == from.ranges && self.trace.activities.len() == from.activities;
+        if !empty || self.trace.processes.len() == from.processes {
+            return;
+        }
+        let old = |index: &u32| (*index as usize) < from.processes;
+        let old_thread = |index: &u32| (*index as usize) < from.threads;
+        self.trace.processes.truncate(from.processes);
+        self.trace.threads.truncate(from.threads);
+        self.processes.retain(|_, process| old(process));
+        self.stems.retain(|_, process| old(process));
+        self.booted.values_mut().for_each(|list| list.retain(old));
+        self.threads.retain(|(process, _), _| old(process));
+        self.threads.values_mut().for_each(|list| list.retain(old_thread));
+        self.launches.retain(|(process, _), (thread, _)| old(process) && old_thread(thread));
+        self.last_thread = None;
     }
 
     fn finish(mut self) -> Trace {
@@ -322,6 +426,13 @@ impl Builder {
             );
         }
     }
+}
+
+/// How many spans, and from when to when they reach.
+fn count_and_span(spans: impl Iterator<Item = (i64, i64)>) -> (usize, (i64, i64)) {
+    spans.fold((0, (i64::MAX, i64::MIN)), |(count, all), one| {
+        (count + 1, (all.0.min(one.0), all.1.max(one.1)))
+    })
 }
 
 /// A range as most readers find it.

@@ -4,6 +4,8 @@
 //! is put into it as JSON. A page holds only so many ranges; of a larger trace the longest are drawn, and the page
 //! says how many are not. Its numbers count all of them.
 
+mod runs;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -17,6 +19,8 @@ use crate::gpu::{Attribution, Owner, attribute};
 use crate::model::{Activity, Clock, Finding, Kind, Range, Severity, Trace};
 use crate::nest::Nest;
 use crate::{Error, Result};
+
+pub use runs::runs;
 
 const TEMPLATE: &str = include_str!("page.html");
 

@@ -76,17 +76,34 @@ fn tree_prints_every_range_counted_and_timed() {
 }
 
 #[test]
-fn a_closed_output_ends_quietly() {
-    for file in samples_of("shards") {
+fn a_closed_output_ends_quietly_and_changes_no_answer() {
+    let edges = samples_of("edges").into_iter().map(|file| ("check", file, 1));
+    for (command, file, code) in samples_of("shards").into_iter().map(|file| ("tree", file, 0)).chain(edges) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_phasetrace"))
-            .args(["tree", file.to_str().unwrap()])
+            .args([command, file.to_str().unwrap()])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         drop(child.stdout.take());
         let done = child.wait_with_output().unwrap();
-        assert_eq!(done.status.code(), Some(0));
+        assert_eq!(done.status.code(), Some(code), "{command} {}", file.display());
         assert!(done.stderr.is_empty(), "{}", String::from_utf8_lossy(&done.stderr));
     }
+}
+
+#[test]
+fn a_page_of_two_traces_compares_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let (a, b) = (path("rocprofv3-1.0.0/spec/trace_results.db"), path("nsys-2023.4.4/spec/trace.sqlite"));
+    let written = |files: &[&str]| {
+        let done = phasetrace(&[&["report"], files, &["-o", page.to_str().unwrap()]].concat());
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        std::fs::read_to_string(&page).unwrap()
+    };
+    let same = r#""same":true,"difference":"the same phases: 21 ranges on 1 thread""#;
+    assert!(written(&[&a, &b]).contains(same));
+    assert!(written(&[&a, "--against", &b]).contains(same));
+    assert!(written(&[&a]).contains(r#""same":null"#));
 }

@@ -69,6 +69,20 @@ fn a_dropped_prefill() {
 }
 
 #[test]
+fn a_dropped_prefill_whole_with_its_passes() {
+    let (_folder, file) = broken("spec", |rows| {
+        // A second speculative decode, later, as if its prefill had been lost.
+        let again = |row: &String| {
+            let (start, end) = times(row);
+            with_times(row, start + 1_000_000_000, end + 1_000_000_000)
+        };
+        let second: Vec<String> = rows[12..].iter().map(again).collect();
+        rows.extend(second);
+    });
+    only(&file, 31, "no ds4.prefill goes before it; expected one");
+}
+
+#[test]
 fn a_dropped_shard_of_a_pass() {
     let (_folder, file) = broken("shards", |rows| drop(rows.remove(5)));
     let report = checked(&[&file], None);

@@ -381,11 +381,46 @@ fn extreme_times_do_not_overflow() {
 fn a_chain_as_deep_as_the_file_is_long() {
     use std::fmt::Write;
     let mut rows = String::new();
-    for depth in (0..50_000_u32).rev() {
-        writeln!(rows, "\"MARKER_CORE_API\",\"d\",7,7,1,{depth},{}", 200_000 - depth).unwrap();
+    for depth in (0..200_000_u32).rev() {
+        writeln!(rows, "\"MARKER_CORE_API\",\"d\",7,7,1,{depth},{}", 800_000 - depth).unwrap();
     }
     let (_folder, file) = written("x", &csv(&rows));
     ask(&file).unwrap();
+    // Each range of the vocabulary is judged by what is around it: a walk outwards for each would be felt.
+    let (_folder, file) = written("x", &csv(&rows.replace("\"d\"", "\"ds4.request tokens=1\"")));
+    ask(&file).unwrap();
+}
+
+#[test]
+#[cfg(unix)]
+fn much_device_work_deep_inside_a_chain_is_given_in_bounded_memory() {
+    use std::fmt::Write;
+    const DEEP: u32 = 8_000;
+    let mut events = String::new();
+    for at in 0..DEEP {
+        writeln!(
+            events,
+            r#"{{"ph":"X","name":"ds4.request tokens=1","pid":1,"tid":1,"ts":{at},"dur":{}}},"#,
+            3 * DEEP - 2 * at
+        )
+        .unwrap();
+        writeln!(
+            events,
+            r#"{{"ph":"X","cat":"kernel","name":"k","pid":1,"tid":9,"ts":{DEEP}.{at:04},"dur":0.001,"args":{{"launch_tid":1,"launch_ts":{DEEP}}}}},"#,
+        )
+        .unwrap();
+    }
+    let text = format!("{{\"traceEvents\":[{}]}}", events.trim_end().trim_end_matches(','));
+    let (_folder, file) = written("x", text.as_bytes());
+    // Every piece lies in every range: kept as lists, that alone is half a gigabyte.
+    let done = std::process::Command::new("sh")
+        .args(["-c", "ulimit -v 300000; exec \"$0\" tree \"$1\"", env!("CARGO_BIN_EXE_phasetrace")])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(out.contains(&format!("ds4.request: {} launches", DEEP * DEEP)), "{}", &out[out.len() - 200..]);
 }
 
 /// What fuzzing began with and what it found, replayed without a fuzzer.

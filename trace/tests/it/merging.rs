@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use trace::diff::{Difference, diff};
 use trace::gpu::{Owner, attribute};
-use trace::model::{Clock, Kind};
+use trace::model::{Clock, Kind, Launch, Work};
 
 use crate::{checked, findings, notes, read, sample, samples_of};
 
@@ -104,6 +104,41 @@ fn a_parent_and_its_remote_shard_tile_the_model_together() {
 }
 
 #[test]
+fn two_files_are_compared_unless_they_are_one_run() {
+    let split = |a: &PathBuf, b: &PathBuf| trace::report::runs(&[a, b]).unwrap().1.is_some();
+    for case in ["spec", "target", "shards"] {
+        let files = samples_of(case);
+        let of =
+            |profiler: &str| files.iter().find(|file| file.to_str().unwrap().contains(profiler)).unwrap();
+        for (a, b) in
+            [("nsys-2022", "nsys-2023"), ("nsys-2023", "rocprofv3-1"), ("rocprofv3-0", "rocprofv3-1")]
+        {
+            assert!(split(of(a), of(b)), "{case} by {a} and by {b} is two runs");
+        }
+        let same: Vec<_> =
+            files.iter().filter(|file| file.to_str().unwrap().contains("rocprofv3-1")).collect();
+        assert!(!split(same[0], same[1]), "{case}: one run in two formats");
+    }
+
+    let parent = recording("one", 7, 1_000_000_000, (0, 4), &[0, 20]);
+    let shard = recording("two", 7, 1_000_005_000, (4, 8), &[1, 21]);
+    let rank = recording("two", 7, 1_000_005_000, (0, 4), &[1, 21]);
+    let later = recording("two", 7, 2_000_000_000, (0, 4), &[1, 21]);
+    let (_folder, files) = folder(&[
+        ("parent.json", &parent),
+        ("shard.json", &shard),
+        ("rank.json", &rank),
+        ("later.json", &later),
+        ("r_marker_api_trace.csv", MARKERS),
+        ("r_kernel_trace.csv", KERNELS),
+    ]);
+    assert!(!split(&files[0], &files[1]), "a shard passes other layers");
+    assert!(!split(&files[0], &files[2]), "a rank runs at the same time");
+    assert!(split(&files[0], &files[3]), "the same layers at another time");
+    assert!(!split(&files[4], &files[5]), "kernels have no phases of their own");
+}
+
+#[test]
 fn clocks_that_cannot_be_aligned_are_declared() {
     let nsys = sample("nsys-2023.4.4/spec/trace.sqlite");
     let csv = sample("rocprofv3-1.0.0/spec/trace_marker_api_trace.csv");
@@ -125,6 +160,70 @@ fn one_run_given_in_three_formats_is_counted_once() {
     assert_eq!((trace.ranges.len(), trace.processes.len()), (40, 1));
     assert_eq!(trace.processes[0].host.name(), "host", "the CSV's process is the one that the JSON names");
     assert!(trace.observations.list.iter().all(|f| f.text.contains("once more")), "{:?}", trace.observations);
+}
+
+#[test]
+fn a_file_given_twice_counts_once_with_its_device_work() {
+    let mut files: Vec<PathBuf> = ["spec", "edges", "kernels"].into_iter().flat_map(samples_of).collect();
+    let corpus = ["nsys/kernels", "rocprof_json/good", "rocpd/good", "chrome/good"];
+    files.extend(corpus.map(|path| sample("../../fuzz/corpus").join(path)));
+    files.push(sample("../recordings/full.json"));
+    let (_folder, hand_made) = folder(&[
+        ("r_marker_api_trace.csv", MARKERS),
+        ("r_hip_api_trace.csv", HIP),
+        ("r_kernel_trace.csv", KERNELS),
+    ]);
+    let runs = files.into_iter().map(|file| vec![file]).chain([hand_made]);
+    for run in runs {
+        let twice: Vec<PathBuf> = run.iter().chain(&run).cloned().collect();
+        let (once, twice) = (trace::read(&run).unwrap(), trace::read(&twice).unwrap());
+        let shape = |trace: &trace::model::Trace| {
+            (trace.ranges.len(), trace.activities.len(), trace.threads.len(), trace.processes.len())
+        };
+        assert_eq!(shape(&once), shape(&twice), "{run:?}");
+        assert_eq!(attribute(&once).phases, attribute(&twice).phases, "{run:?}");
+        assert!(twice.observations.list.iter().any(|note| note.text.contains("once more")), "{run:?}");
+    }
+}
+
+#[test]
+fn kernels_that_two_files_tell_of_count_once_and_new_ones_are_kept() {
+    let json = sample("../../fuzz/corpus/rocprof_json/good");
+    let trace = read(&json);
+    assert!(!trace.ranges.is_empty() && !trace.activities.is_empty());
+    // The same run without its kernels first: its ranges are known then, and the kernels are not.
+    let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for work in ["kernel_dispatch", "memory_copy"] {
+        text["rocprofiler-sdk-tool"][0]["buffer_records"][work] = serde_json::json!([]);
+    }
+    let (_folder, bare) = folder(&[("bare.json", &text.to_string())]);
+    let both = trace::read(&[&bare[0], &json]).unwrap();
+    assert_eq!((both.ranges.len(), both.activities.len()), (trace.ranges.len(), trace.activities.len()));
+    assert_eq!(attribute(&both).phases, attribute(&trace).phases);
+}
+
+#[test]
+fn work_that_is_new_keeps_its_launch_when_the_rest_of_its_file_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    // Two files of nsys are one process only where both name their host.
+    let changed = |name: &str, sql: &str| {
+        let file = folder.path().join(name);
+        std::fs::copy(sample("nsys-2025.3.1-h200/kernels/trace.sqlite"), &file).unwrap();
+        let host = "CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT);
+            INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('Hostname', 'box')";
+        rusqlite::Connection::open(&file).unwrap().execute_batch(&format!("{host}; {sql}")).unwrap();
+        file
+    };
+    let whole = changed("whole.sqlite", "");
+    let without_copies = changed("without_copies.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY");
+    let copy = |files: &[&PathBuf]| {
+        let trace = trace::read(files).unwrap();
+        assert_eq!(trace.activities.len(), 10);
+        trace.activities.iter().find(|piece| piece.work == Work::Copy).map(|piece| piece.launch).unwrap()
+    };
+    let launch = copy(&[&whole]);
+    assert!(matches!(launch, Launch::At(..)), "{launch:?}");
+    assert_eq!(copy(&[&without_copies, &whole]), launch);
 }
 
 #[test]

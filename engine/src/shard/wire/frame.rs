@@ -78,6 +78,11 @@ impl Connection {
         self.left
     }
 
+    /// Whether a frame has begun that has not been taken to its end.
+    pub(in crate::shard) fn is_inside(&self) -> bool {
+        self.left > 0 || !self.have.is_empty()
+    }
+
     /// Whether the other side has closed already and nothing of it is left to read.
     pub(in crate::shard) fn is_over(&self) -> bool {
         self.have.is_empty() && self.stream.is_over()

@@ -1,0 +1,45 @@
+//! What a range costs under a real tool: run it under one, and it marks through NVTX and says how long that took.
+//!
+//! ```text
+//! nsys profile -t nvtx -s none --cpuctxsw=none target/release/attached
+//! ```
+//!
+//! Built with the feature `peers` it makes the same calls through NVIDIA's own C header in the same run.
+
+use std::process::ExitCode;
+
+use backend_nvtx::Nvtx;
+use benches::case;
+use benches::machine;
+use benches::statistics::median;
+use marker_core::Detail;
+
+/// A tool keeps every range, so there are few: about 10 MB of report for all.
+const TIMES: u64 = 20_000;
+const RUNS: usize = 9;
+
+fn main() -> ExitCode {
+    let nvtx: &'static Nvtx = match Nvtx::load(Detail::Phases) {
+        Ok(nvtx) => Box::leak(Box::new(nvtx)),
+        Err(error) => {
+            eprintln!("attached: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("### Markers under a real tool\n\n{}; {}\n", machine::describe(), Nvtx::report());
+    println!("| | case | processor ns |\n|---|---|---:|");
+    let mut cases = case::heard("nvtx", nvtx);
+    #[cfg(feature = "peers")]
+    cases.extend(benches::peers::c_header());
+    // In turns, so that what else the machine does falls on all alike.
+    let mut times = vec![Vec::new(); cases.len()];
+    for _ in 0..RUNS {
+        for (case, times) in cases.iter_mut().zip(&mut times) {
+            times.push(case.run(TIMES / RUNS as u64).as_nanos() as f64 / (TIMES / RUNS as u64) as f64);
+        }
+    }
+    for (case, times) in cases.iter().zip(&times) {
+        println!("| {} | {} | {:.0} |", case.group, case.name, median(times));
+    }
+    ExitCode::SUCCESS
+}

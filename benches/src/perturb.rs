@@ -1,0 +1,461 @@
+//! The off/on harness: runs, their parity, and what may be said of their times.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::{self, Difference};
+use crate::{child, counts, machine};
+
+/// Why nothing is reported.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Too few runs to compare.
+    #[error("--pairs 0: there is nothing to compare; ask for 1 or more")]
+    NoPairs,
+    /// A run did not start.
+    #[error("`{command}` cannot be run: {why}")]
+    NotRun {
+        /// Its words.
+        command: String,
+        /// What the system said.
+        why: std::io::Error,
+    },
+    /// A run failed.
+    #[error("`{command}` failed ({status}): {said}")]
+    Failed {
+        /// Its words.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// What it wrote to standard error.
+        said: String,
+    },
+    /// A file that a run should have written, or that was asked for.
+    #[error("{}: {why}", .file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: std::io::Error,
+    },
+    /// A run with markers on emitted none.
+    #[error(
+        "markers were to be on in {run} and no range was taken by {markers}: there is nothing to measure"
+    )]
+    NotOn {
+        /// Which run.
+        run: String,
+        /// What was asked for.
+        markers: String,
+    },
+    /// Two runs answered differently. Nothing else counts then.
+    #[error(
+        "PARITY BROKEN: {what} is {other} in {run}, and {first} in the first run: markers must change nothing"
+    )]
+    Parity {
+        /// What differs.
+        what: &'static str,
+        /// Where.
+        run: String,
+        /// The first run's.
+        first: String,
+        /// This one's.
+        other: String,
+    },
+}
+
+impl Error {
+    /// Whether runs answered differently.
+    pub fn is_parity(&self) -> bool {
+        matches!(self, Error::Parity { .. })
+    }
+}
+
+/// What is to be measured.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Pairs of runs that count.
+    pub pairs: usize,
+    /// Runs of each kind before them.
+    pub warmups: usize,
+    /// What `--markers` is in the runs that are on.
+    pub markers: String,
+    /// The words before the command in the runs that are on: a profiler's.
+    pub under: Vec<OsString>,
+    /// What follows `phasemark generate`.
+    pub generate: Vec<OsString>,
+}
+
+/// Whether markers are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// `--markers off`.
+    Off,
+    /// As the plan says.
+    On,
+}
+
+/// What a run answered: the part of `--stats` that must not depend on markers, and its times.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Answer {
+    /// Of the completion's text.
+    pub text_sha256: String,
+    /// Of the prompt.
+    pub prompt_tokens: u64,
+    /// Generated.
+    pub completion_tokens: u64,
+    /// Drafted.
+    pub drafted: u64,
+    /// Drafted and emitted.
+    pub accepted: u64,
+    /// After the prefill.
+    pub target_passes: u64,
+    seconds: Seconds,
+    #[serde(default)]
+    markers: std::collections::BTreeMap<String, Emitted>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+struct Seconds {
+    prefill: f64,
+    decode: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+struct Emitted {
+    pushed: u64,
+}
+
+impl Answer {
+    /// The request's time in milliseconds.
+    pub fn milliseconds(&self) -> f64 {
+        1e3 * (self.seconds.prefill + self.seconds.decode)
+    }
+
+    /// What must be the same in all runs.
+    fn facts(&self) -> [(&'static str, String); 6] {
+        [
+            ("the text's SHA-256", self.text_sha256.clone()),
+            ("the number of prompt tokens", self.prompt_tokens.to_string()),
+            ("the number of generated tokens", self.completion_tokens.to_string()),
+            ("the number of drafted tokens", self.drafted.to_string()),
+            ("the number of accepted tokens", self.accepted.to_string()),
+            ("the number of target passes", self.target_passes.to_string()),
+        ]
+    }
+}
+
+/// One run: which one it was, for people, and what it answered.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    /// For people.
+    pub name: String,
+    /// Off or on.
+    pub mode: Mode,
+    /// What it answered.
+    pub answer: Answer,
+}
+
+/// Fails on the first run that answered another thing than the first one.
+///
+/// # Errors
+/// [`Error::Parity`].
+pub fn parity(runs: &[Run]) -> Result<(), Error> {
+    let Some((first, others)) = runs.split_first() else { return Ok(()) };
+    for run in others {
+        for ((what, first), (_, other)) in first.answer.facts().into_iter().zip(run.answer.facts()) {
+            if first != other {
+                return Err(Error::Parity { what, run: run.name.clone(), first, other });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The order of the pairs: off first, then on first, and so on.
+pub fn order(pair: usize) -> [Mode; 2] {
+    if pair.is_multiple_of(2) { [Mode::Off, Mode::On] } else { [Mode::On, Mode::Off] }
+}
+
+/// Runs everything, and checks that every run answered the same. `tell` hears of each run.
+///
+/// # Errors
+/// [`Error`] when a run fails, when markers were not on where they should be, and when the runs differ.
+pub fn measure(plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result<Report, Error> {
+    if plan.pairs == 0 {
+        return Err(Error::NoPairs);
+    }
+    let machine = machine::describe();
+    let mut runs: Vec<Run> = Vec::new();
+    let mut one = |name: String, mode| {
+        let answer = run(plan, mode, &name)?;
+        tell(&format!("{name}: {:.3} ms", answer.milliseconds()));
+        runs.push(Run { name, mode, answer });
+        parity(&runs)
+    };
+    for warmup in 1..=plan.warmups {
+        one(format!("warm-up {warmup}, off"), Mode::Off)?;
+        one(format!("warm-up {warmup}, on"), Mode::On)?;
+    }
+    for pair in 0..plan.pairs {
+        for mode in order(pair) {
+            one(format!("pair {}, {}", pair + 1, if mode == Mode::Off { "off" } else { "on" }), mode)?;
+        }
+    }
+    let warmups = runs.drain(..2 * plan.warmups).collect();
+    Ok(Report { machine, warmups, runs })
+}
+
+fn run(plan: &Plan, mode: Mode, name: &str) -> Result<Answer, Error> {
+    let (words, stats, _folder) = words(plan, mode, None)?;
+    execute(&words)?;
+    let text = std::fs::read(&stats).map_err(|why| Error::File { file: stats.clone(), why })?;
+    let answer: Answer =
+        serde_json::from_slice(&text).map_err(|why| Error::File { file: stats, why: why.into() })?;
+    if mode == Mode::On && answer.markers.values().all(|emitted| emitted.pushed == 0) {
+        return Err(Error::NotOn { run: name.into(), markers: plan.markers.clone() });
+    }
+    Ok(answer)
+}
+
+/// The command of one run, where it writes what it answers, and the folder that holds that.
+fn words(
+    plan: &Plan,
+    mode: Mode,
+    threads: Option<&str>,
+) -> Result<(Vec<OsString>, PathBuf, tempfile::TempDir), Error> {
+    let system = |why| Error::NotRun { command: "perturb".into(), why };
+    let folder = tempfile::tempdir().map_err(system)?;
+    let stats = folder.path().join("stats.json");
+    let markers = if mode == Mode::On { plan.markers.as_str() } else { "off" };
+    let mut arguments: Vec<OsString> = vec!["generate".into()];
+    arguments.extend(plan.generate.iter().cloned());
+    arguments.extend(["--markers".into(), markers.into(), "--stats".into(), stats.clone().into()]);
+    if let Some(threads) = threads {
+        arguments.extend(["--threads".into(), threads.into()]);
+    }
+    let under = if mode == Mode::On { plan.under.as_slice() } else { &[] };
+    let command = child::command(&arguments).map_err(system)?;
+    Ok((under.iter().cloned().chain(command).collect(), stats, folder))
+}
+
+fn execute(words: &[OsString]) -> Result<(), Error> {
+    let typed = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let mut command = Command::new(words.first().map_or(std::ffi::OsStr::new(""), OsString::as_os_str));
+    command.args(words.iter().skip(1)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    // The flag decides in each run; what a shell exports must not.
+    for variable in ["PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"] {
+        command.env_remove(variable);
+    }
+    let output = command.output().map_err(|why| Error::NotRun { command: typed.clone(), why })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::Failed { command: typed, status: output.status, said })
+}
+
+/// The instructions of one whole run of each mode, off and on, with one thread: threads that wait count otherwise.
+///
+/// # Errors
+/// [`Error`] when a run fails, or there is no valgrind.
+pub fn count_instructions(plan: &Plan) -> Result<(u64, u64), Error> {
+    let plan = Plan { under: Vec::new(), ..plan.clone() };
+    let count = |mode| {
+        let (command, _, folder) = words(&plan, mode, Some("1"))?;
+        let out = folder.path().join("callgrind");
+        let file = format!("--callgrind-out-file={}", out.display());
+        let valgrind = ["valgrind", "--tool=callgrind", &file].map(OsString::from);
+        execute(&valgrind.into_iter().chain(command).collect::<Vec<_>>())?;
+        counts::instructions(&out).map_err(|why| Error::File { file: out.clone(), why })
+    };
+    Ok((count(Mode::Off)?, count(Mode::On)?))
+}
+
+/// All that was measured.
+#[derive(Debug)]
+pub struct Report {
+    /// Where and when.
+    pub machine: String,
+    /// What does not count.
+    pub warmups: Vec<Run>,
+    /// In the order in which they ran, pair by pair.
+    pub runs: Vec<Run>,
+}
+
+/// One mode's times in milliseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Summary {
+    /// The middle one.
+    pub median: f64,
+    /// The median distance from it.
+    pub mad: f64,
+    /// The least and the most.
+    pub range: (f64, f64),
+}
+
+impl Report {
+    /// One mode's times.
+    pub fn summary(&self, mode: Mode) -> Summary {
+        let times: Vec<f64> =
+            self.runs.iter().filter(|run| run.mode == mode).map(|run| run.answer.milliseconds()).collect();
+        Summary {
+            median: statistics::median(&times),
+            mad: statistics::mad(&times),
+            range: statistics::range(&times),
+        }
+    }
+
+    /// On minus off, pair by pair, in milliseconds.
+    pub fn difference(&self) -> Difference {
+        let pairs: Vec<(f64, f64)> = self
+            .runs
+            .chunks_exact(2)
+            .map(|pair| {
+                let of = |mode| {
+                    pair.iter().find(|run| run.mode == mode).map_or(f64::NAN, |run| run.answer.milliseconds())
+                };
+                (of(Mode::Off), of(Mode::On))
+            })
+            .collect();
+        Difference::of(&pairs)
+    }
+
+    /// What may be said, in a sentence or two.
+    pub fn verdict(&self) -> String {
+        let difference = self.difference();
+        let percent = |ms: f64| 100.0 * ms / self.summary(Mode::Off).median;
+        let (low, high) = difference.interval;
+        let interval = format!(
+            "95 % interval {low:+.3} to {high:+.3} ms ({:+.2} to {:+.2} %), half-width {:.3} ms ({:.2} %)",
+            percent(low),
+            percent(high),
+            difference.half_width(),
+            percent(difference.half_width())
+        );
+        if difference.is_noise() {
+            let zero = if low <= 0.0 && 0.0 <= high { "contains" } else { "does not contain" };
+            format!(
+                "This machine is too noisy for a number: the interval is wider than the effect. On minus off: {interval}; \
+                 it {zero} 0. Claim nothing smaller than the half-width; more pairs or a quieter machine narrow it."
+            )
+        } else {
+            format!(
+                "On minus off: {:+.3} ms ({:+.2} %), {interval}.",
+                difference.median,
+                percent(difference.median)
+            )
+        }
+    }
+
+    /// What was the same in all runs.
+    pub fn parity(&self) -> String {
+        let runs = self.runs.len() + self.warmups.len();
+        self.runs.first().map_or_else(String::new, |run| {
+            let answer = &run.answer;
+            format!(
+                "Parity: text SHA-256 {}, {} + {} tokens, {} of {} drafted tokens accepted, {} target passes, the same in \
+                 all {runs} runs.",
+                answer.text_sha256.get(..12).unwrap_or(&answer.text_sha256),
+                answer.prompt_tokens,
+                answer.completion_tokens,
+                answer.accepted,
+                answer.drafted,
+                answer.target_passes
+            )
+        })
+    }
+
+    /// Everything, for programs.
+    pub fn json(&self, plan: &Plan, instructions: Option<(u64, u64)>) -> serde_json::Value {
+        let words = |words: &[OsString]| {
+            words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        let difference = self.difference();
+        serde_json::json!({
+            "machine": self.machine,
+            "markers": plan.markers,
+            "under": words(&plan.under),
+            "generate": words(&plan.generate),
+            "warmups": self.warmups,
+            "runs": self.runs,
+            "off_ms": self.summary(Mode::Off),
+            "on_ms": self.summary(Mode::On),
+            "difference_ms": {
+                "median": difference.median,
+                "interval": difference.interval,
+                "half_width": difference.half_width(),
+                "noise": difference.is_noise(),
+            },
+            "instructions": instructions.map(|(off, on)| serde_json::json!({"off": off, "on": on})),
+            "verdict": self.verdict(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(name: &str, mode: Mode, ms: f64) -> Run {
+        let text = format!(
+            r#"{{"text_sha256": "ab", "prompt_tokens": 5, "completion_tokens": 8, "drafted": 6, "accepted": 4,
+                "target_passes": 3, "seconds": {{"load": 9.0, "prefill": 0.0, "decode": {}}},
+                "markers": {{"record": {{"pushed": 7, "popped": 7}}}}}}"#,
+            ms / 1e3
+        );
+        Run { name: name.into(), mode, answer: serde_json::from_str(&text).unwrap() }
+    }
+
+    fn report(pairs: &[(f64, f64)]) -> Report {
+        let runs = pairs.iter().enumerate().flat_map(|(at, &(off, on))| {
+            order(at).map(|mode| run("r", mode, if mode == Mode::Off { off } else { on }))
+        });
+        Report { machine: "here".into(), warmups: Vec::new(), runs: runs.collect() }
+    }
+
+    #[test]
+    fn the_order_flips_every_other_pair_and_times_stay_with_their_mode() {
+        assert_eq!(order(0), [Mode::Off, Mode::On]);
+        assert_eq!(order(1), [Mode::On, Mode::Off]);
+        let report = report(&[(100.0, 103.0), (101.0, 104.0), (99.0, 102.0)]);
+        assert!((report.summary(Mode::Off).median - 100.0).abs() < 1e-9);
+        assert!((report.summary(Mode::On).range.1 - 104.0).abs() < 1e-9);
+        assert!((report.difference().median - 3.0).abs() < 1e-9);
+        let verdict = report.verdict();
+        assert!(verdict.starts_with("On minus off: +3.000 ms (+3.00 %)"), "{verdict}");
+    }
+
+    #[test]
+    fn noise_is_told_in_place_of_a_number() {
+        let report = report(&[(100.0, 103.0), (101.0, 97.0), (99.0, 100.0), (100.0, 99.0), (100.0, 101.0)]);
+        let verdict = report.verdict();
+        assert!(verdict.contains("too noisy") && verdict.contains("contains 0"), "{verdict}");
+        assert!(!verdict.contains("On minus off: +1"), "{verdict}");
+    }
+
+    #[test]
+    fn whatever_an_answer_says_must_be_the_same_in_all_runs() {
+        let same = || vec![run("one", Mode::Off, 1.0), run("two", Mode::On, 2.0)];
+        assert!(parity(&same()).is_ok() && parity(&[]).is_ok());
+        let changes: [fn(&mut Answer); 6] = [
+            |answer| answer.text_sha256 = "cd".into(),
+            |answer| answer.prompt_tokens += 1,
+            |answer| answer.completion_tokens += 1,
+            |answer| answer.drafted += 1,
+            |answer| answer.accepted += 1,
+            |answer| answer.target_passes += 1,
+        ];
+        for change in changes {
+            let mut runs = same();
+            change(&mut runs[1].answer);
+            let told = parity(&runs).unwrap_err();
+            assert!(told.is_parity() && told.to_string().contains("PARITY BROKEN"), "{told}");
+            assert!(told.to_string().contains("in two"), "{told}");
+        }
+    }
+}
