@@ -71,6 +71,11 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
         "tests of engine without features",
         "test -p engine --no-default-features --lib --test cli",
     ));
+    let without_a_gpu = "test -p engine --features cuda,hip --lib --test gpu";
+    steps.push(
+        Step::cargo("tests of the GPU devices, without a GPU", without_a_gpu)
+            .with("PHASEMARK_REQUIRE_KERNELS", "1"),
+    );
     // With it runs the proof that the null backend leaves no instruction: backend-null/tests/leaves_nothing.rs.
     steps.push(Step::cargo("tests", "test --workspace"));
     steps

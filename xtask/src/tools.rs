@@ -32,6 +32,24 @@ pub(crate) const ALL: &[Tool] = &[
         from: From::Debian(&["gcc", "libc6-dev"]),
     },
     Tool {
+        name: "clang-19",
+        what_for: "the GPU kernels, compiled for both makers",
+        probe: &["clang++-19", "--version"],
+        from: From::Debian(&["clang-19", "lld-19"]),
+    },
+    Tool {
+        name: "lld-19",
+        what_for: "linking the kernels for AMD GPUs",
+        probe: &["ld.lld-19", "--version"],
+        from: From::Debian(&["lld-19"]),
+    },
+    Tool {
+        name: "llvm-readelf-19",
+        what_for: "the tests that look into the kernels' images",
+        probe: &["llvm-readelf-19", "--version"],
+        from: From::Debian(&["llvm-19"]),
+    },
+    Tool {
         name: "valgrind",
         what_for: "the instruction counts of markers",
         probe: &["valgrind", "--version"],

@@ -264,6 +264,9 @@ pub(super) struct VerifyModelArgs {
     /// Threads [default: the cores there are].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
+    /// Where the model runs.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(super) device: String,
 }
 
 #[derive(Args)]

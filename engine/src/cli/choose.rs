@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args::{DraftTokens, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use crate::decode::{Drafting, Request, Sampling};
-use crate::device::cpu::Cpu;
-use crate::device::{Device, DeviceError};
+use crate::device::{self, Device};
 
 const DEFAULT_TARGET: &str = "models/pair/target";
 const DEFAULT_DRAFT: &str = "models/pair/draft";
@@ -101,14 +100,7 @@ pub(super) fn threads(asked: Option<usize>) -> Result<usize, CliError> {
     }
 }
 
-/// The devices of this build.
-pub(super) const DEVICES: [&str; 1] = ["cpu"];
-
 /// The device called `name`.
 pub(super) fn device(name: &str, threads: usize) -> Result<Box<dyn Device>, CliError> {
-    if name == "cpu" {
-        return Ok(Box::new(Cpu::new(threads)));
-    }
-    let why = format!("this build has {}", DEVICES.join(", "));
-    Err(DeviceError::NoSuchDevice { name: name.into(), why }.into())
+    Ok(device::open(name, threads)?)
 }

@@ -10,6 +10,7 @@ use super::args::{DoctorArgs, ModelArgs};
 use super::error::CliError;
 use super::generate::chosen_markers;
 use super::{choose, output};
+use crate::device;
 use crate::markers::{self, Assembly, ChosenBy, Wanted};
 use crate::model::Checkpoint;
 
@@ -51,8 +52,12 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     line(
         &mut report,
         "devices",
-        &format!("{} ({} threads)", choose::DEVICES.join(", "), choose::threads(None)?),
+        &format!("{} ({} threads)", device::KINDS.join(", "), choose::threads(None)?),
     );
+    #[cfg(feature = "cuda")]
+    line(&mut report, "cuda", &device::cuda::describe());
+    #[cfg(feature = "hip")]
+    line(&mut report, "hip", &device::hip::describe());
     match choose::folders(&ModelArgs::default()) {
         Ok((target, draft)) => {
             line(&mut report, "target", &model(&target));

@@ -87,6 +87,9 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
         say!("(no table of phases: this build has no recorder)");
     }
     say!("{}", stats::summary(request.prompt.len(), &generation));
+    if let Some(bytes) = device.peak_memory() {
+        say!("{}: {:.1} MB of its memory at the peak", args.models.device, bytes as f64 / 1e6);
+    }
     if let Some(file) = record_file {
         file.write(|out| markers.save_record(out))?;
     }

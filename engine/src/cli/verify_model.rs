@@ -17,7 +17,6 @@ use marker_core::Phase;
 use super::args::VerifyModelArgs;
 use super::error::CliError;
 use super::{choose, stats};
-use crate::device::cpu::Cpu;
 use crate::device::{Answer, Input, Pass, Path as Kernels, Shard, Want};
 use crate::load;
 use crate::model::{Checkpoint, Tokenizer};
@@ -25,6 +24,9 @@ use crate::model::{Checkpoint, Tokenizer};
 /// How far a logit may be from its value, and how close two must be to trade places, under another order of the
 /// same additions.
 const TOLERANCE: f32 = 0.001;
+/// The same behind a dense prefill whose matrix units take bf16: twice the largest difference seen on an H200, which
+/// is 0.052 over the shipped models (docs/measurements.md).
+const TOLERANCE_DENSE: f32 = 0.1;
 /// The same for GGUF, whose reference may come from other arithmetic on quantised weights.
 const TOLERANCE_GGUF: f32 = 0.05;
 /// Differences that are shown.
@@ -92,13 +94,15 @@ struct Verdict {
     near_ties: usize,
     logits: usize,
     worst: f32,
+    /// Of a dense prefill that is not exact; `None` where it is.
+    worst_dense: Option<f32>,
     texts: usize,
     differences: Vec<String>,
 }
 
 /// Compares and says what it saw; the exit code is 1 when something differs.
 pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
-    let threads = choose::threads(args.threads)?;
+    let device = choose::device(&args.device, choose::threads(args.threads)?)?;
     let dir = choose::present(args.dir.clone())?;
     let path = reference_path(&dir, args.reference.as_deref());
     let reference = read(&path)?;
@@ -115,13 +119,20 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode, CliError> {
         .map_err(|why| CliError::BadReference { path: path.clone(), why })?;
     let longest =
         prompts.iter().map(|steps| steps.prompt.len() + steps.continuation.len()).max().unwrap_or(0);
-    let mut shard = load::whole(&checkpoint, &Cpu::new(threads), longest.max(1))?;
+    let mut shard = load::whole(&checkpoint, &*device, longest.max(1))?;
 
     let mut verdict = Verdict::default();
     for steps in &prompts {
         for prefill in [Kernels::Dense, Kernels::Decode] {
             let logits = logits(&mut *shard, steps, prefill)?;
-            verdict.compare(steps, &logits, vocab, tolerance);
+            if prefill == Kernels::Dense && !device.dense_is_exact() {
+                let worst = std::mem::take(&mut verdict.worst);
+                verdict.compare(steps, &logits, vocab, TOLERANCE_DENSE, 2.0 * TOLERANCE_DENSE);
+                let dense = std::mem::replace(&mut verdict.worst, worst);
+                verdict.worst_dense = Some(verdict.worst_dense.unwrap_or(0.0).max(dense));
+            } else {
+                verdict.compare(steps, &logits, vocab, tolerance, tolerance);
+            }
         }
     }
     for prompt in &reference.prompts {
@@ -272,15 +283,17 @@ fn logits(shard: &mut dyn Shard, steps: &Steps, prefill: Kernels) -> Result<Vec<
 }
 
 impl Verdict {
-    fn compare(&mut self, steps: &Steps, logits: &[f32], vocab: usize, tolerance: f32) {
+    fn compare(&mut self, steps: &Steps, logits: &[f32], vocab: usize, tolerance: f32, near: f32) {
         let name = &steps.name;
         for (step, (row, &id)) in logits.chunks_exact(vocab).zip(&steps.continuation).enumerate() {
             if steps.own {
                 self.ids += 1;
                 let margin = steps.margins.as_ref().map(|margins| margins[step]).or(steps.min_margin);
-                match own_choice(row, id, margin, tolerance) {
+                match own_choice(row, id, margin, near) {
                     Choice::Same => {}
                     Choice::NearTie => self.near_ties += 1,
+                    // Logits that may be off may also be further apart.
+                    Choice::NotTied(_) if near > tolerance => self.near_ties += 1,
                     Choice::Other(other) => {
                         self.differs(format!("{name}, step {step}: id {other} instead of {id}"));
                     }
@@ -345,6 +358,9 @@ impl Verdict {
         let _ = writeln!(report, "  {:<18}{} ({} at near ties)", "greedy ids", self.ids, self.near_ties);
         let _ =
             writeln!(report, "  {:<18}{} (worst difference {:.6})", "top logits", self.logits, self.worst);
+        if let Some(worst) = self.worst_dense {
+            let _ = writeln!(report, "  {:<18}worst difference {worst:.6}, in bf16", "by dense prefill");
+        }
         let _ = writeln!(report, "  {:<18}{}", "texts and ids", self.texts);
         for difference in self.differences.iter().take(SHOWN) {
             let _ = writeln!(report, "differs: {difference}");
@@ -400,17 +416,24 @@ mod tests {
     fn a_choice_must_be_the_references_unless_it_hardly_had_one() {
         let apart = [0.0, 2.0, 1.0];
         let tied = [0.0, 2.0, 1.9995];
-        let own_choice = |row: &[f32], id, margin| own_choice(row, id, margin, 0.001);
-        assert_eq!(own_choice(&apart, 1, Some(1.0)), Choice::Same);
-        assert_eq!(own_choice(&apart, 2, Some(1.0)), Choice::Other(1));
-        assert_eq!(own_choice(&apart, 2, None), Choice::Other(1));
-        assert_eq!(own_choice(&tied, 2, Some(0.0015)), Choice::Other(1), "the reference had a choice");
-        assert_eq!(own_choice(&tied, 2, Some(0.0005)), Choice::NearTie);
-        assert_eq!(own_choice(&tied, 1, Some(0.0005)), Choice::NearTie);
-        assert_eq!(own_choice(&tied, 0, Some(0.0005)), Choice::Other(1), "the third is not among the two");
-        assert_eq!(own_choice(&apart, 1, Some(0.0005)), Choice::NotTied(1.0));
-        assert_eq!(own_choice(&tied, 2, None), Choice::NearTie);
-        assert_eq!(own_choice(&[f32::NAN; 3], 0, Some(1.0)), Choice::Other(0));
+        assert_eq!(own_choice(&apart, 1, Some(1.0), TOLERANCE), Choice::Same);
+        assert_eq!(own_choice(&apart, 2, Some(1.0), TOLERANCE), Choice::Other(1));
+        assert_eq!(own_choice(&apart, 2, None, TOLERANCE), Choice::Other(1));
+        assert_eq!(
+            own_choice(&tied, 2, Some(0.0015), TOLERANCE),
+            Choice::Other(1),
+            "the reference had a choice"
+        );
+        assert_eq!(own_choice(&tied, 2, Some(0.0005), TOLERANCE), Choice::NearTie);
+        assert_eq!(own_choice(&tied, 1, Some(0.0005), TOLERANCE), Choice::NearTie);
+        assert_eq!(
+            own_choice(&tied, 0, Some(0.0005), TOLERANCE),
+            Choice::Other(1),
+            "the third is not among the two"
+        );
+        assert_eq!(own_choice(&apart, 1, Some(0.0005), TOLERANCE), Choice::NotTied(1.0));
+        assert_eq!(own_choice(&tied, 2, None, TOLERANCE), Choice::NearTie);
+        assert_eq!(own_choice(&[f32::NAN; 3], 0, Some(1.0), TOLERANCE), Choice::Other(0));
     }
 
     #[test]
@@ -455,7 +478,7 @@ mod tests {
                 top: vec![(0, top)],
             };
             let mut verdict = Verdict::default();
-            verdict.compare(&steps, &[0.0, logit], 2, TOLERANCE);
+            verdict.compare(&steps, &[0.0, logit], 2, TOLERANCE, TOLERANCE);
             verdict.differences.len()
         };
         assert_eq!([2.0, 2.0009, 1.9991].map(differences), [0; 3]);

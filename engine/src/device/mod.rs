@@ -11,6 +11,14 @@ use marker_core::Phase;
 use crate::model::Checkpoint;
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub mod gpu;
+#[cfg(feature = "hip")]
+#[allow(unsafe_code)]
+pub mod hip;
 
 /// What a device could not do.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +34,41 @@ pub enum DeviceError {
     /// A pass does not fit what the shard holds. A bug in the caller, reported and not panicked on.
     #[error("a pass does not fit its shard: {0}")]
     BadPass(String),
+    /// A device has less memory than was asked for.
+    #[error(
+        "{device} has no room for {what}: {asked} bytes were asked for and {free} of {total} are free: \
+         use a shorter context, more shards, or a smaller model"
+    )]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// What the memory was for.
+        what: &'static str,
+        /// Bytes.
+        asked: u64,
+        /// Bytes.
+        free: u64,
+        /// Bytes.
+        total: u64,
+    },
+    /// A call of a device's driver failed.
+    #[error("{device}: {call} failed: {why}")]
+    Call {
+        /// The device's name.
+        device: String,
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's own words.
+        why: String,
+    },
+    /// A device's kernels cannot run this model.
+    #[error("the kernels of {device} cannot run this model: it has {why}: use another device")]
+    Unfit {
+        /// The device's name.
+        device: String,
+        /// What does not fit.
+        why: String,
+    },
     /// The model could not be read while it was loaded.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
@@ -48,10 +91,54 @@ pub struct Part {
     pub context: usize,
 }
 
+/// The kinds of device in this build.
+pub const KINDS: &[&str] = &[
+    "cpu",
+    #[cfg(feature = "cuda")]
+    "cuda",
+    #[cfg(feature = "hip")]
+    "hip",
+];
+
+/// The device called `name`: a kind of [`KINDS`], and behind a colon the ordinal of a GPU, 0 if left out. The CPU
+/// uses `threads` threads.
+///
+/// # Errors
+/// [`DeviceError::NoSuchDevice`] says what this build or this machine lacks.
+pub fn open(name: &str, threads: usize) -> Result<Box<dyn Device>, DeviceError> {
+    let unknown = |why: String| Err(DeviceError::NoSuchDevice { name: name.to_owned(), why });
+    let (kind, ordinal) = match name.split_once(':') {
+        None => (name, Some(0)),
+        Some((kind, ordinal)) => (kind, ordinal.parse().ok()),
+    };
+    match (kind, ordinal) {
+        ("cpu", Some(0)) => Ok(Box::new(cpu::Cpu::new(threads))),
+        #[cfg(feature = "cuda")]
+        ("cuda", Some(ordinal)) => cuda::open(ordinal),
+        #[cfg(feature = "hip")]
+        ("hip", Some(ordinal)) => hip::open(ordinal),
+        (kind, _) if KINDS.contains(&kind) => {
+            let ordinal = if kind == "cpu" { "there is one cpu" } else { "write a number behind the colon" };
+            unknown(ordinal.to_owned())
+        }
+        _ => unknown(format!("this build has {}", KINDS.join(", "))),
+    }
+}
+
 /// Loads parts of models.
 pub trait Device {
     /// The device's ordinal on its host, for labels; 0 for the CPU.
     fn ordinal(&self) -> u32;
+
+    /// The most of its memory, in bytes, that what was loaded from it held at once; `None` where nobody counts.
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether [`Path::Dense`] keeps `f32`'s precision. Matrix units that take bf16 do not.
+    fn dense_is_exact(&self) -> bool {
+        true
+    }
 
     /// Loads `part` of `checkpoint`. Weights are read once, here.
     ///

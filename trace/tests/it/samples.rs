@@ -187,6 +187,33 @@ fn the_h200_s_kernels_land_on_their_ranges() {
     assert_eq!(phase.busy, phase.device, "none of them ran beside another");
 }
 
+/// The engine's own requests on the H200, kernels in CUDA graphs: a pass of the pair's target is 68 kernels, one fewer
+/// for each of embedding, head and argmax that it does without.
+#[test]
+fn the_engine_s_kernels_land_on_its_passes() {
+    for (case, mode, passes, ranges) in [("spec", "verify", 8, 21), ("target", "decode", 15, 27)] {
+        let trace = read(&sample(&format!("nsys-2025.3.1-h200/engine-{case}/trace.sqlite")));
+        let attribution = attribute(&trace);
+        let nested = trace.of_kind(Kind::Nested);
+        assert_eq!(nested.len(), ranges, "{case}");
+        let kernels = |range: usize| {
+            let pieces = attribution.owners.iter().zip(&trace.activities);
+            pieces
+                .filter(|(owner, piece)| **owner == Owner::Launched(range) && piece.work == Work::Kernel)
+                .count()
+        };
+        let of_mode = |wanted: &str| -> Vec<usize> {
+            let label = |range: usize| trace.labels.get(nested[range].label);
+            let wanted = format!("ds4.layer_range mode={wanted} ");
+            (0..ranges).filter(|&range| label(range).starts_with(&wanted)).map(kernels).collect()
+        };
+        assert_eq!(of_mode(mode), vec![68; passes], "{case}");
+        // Nobody asks what follows a token inside the prompt: only the last pass has norm, head and argmax.
+        let exact = of_mode("exact");
+        assert_eq!((exact.len(), &exact[..10], exact[10]), (11, &[65; 10][..], 68), "{case}");
+    }
+}
+
 /// Our own recorder, at full detail: a request around all, drafts, roll backs and samples beside the leaves.
 #[test]
 fn our_own_recording_is_fine_and_counts_what_the_engine_counted() {

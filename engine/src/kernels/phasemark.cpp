@@ -1,0 +1,918 @@
+// The engine's kernels, one source for both GPU makers. What differs between them is in prelude.h.
+//
+// Arithmetic is f32. Weights are bf16; a weight that bf16 cannot hold exactly is the sum of two or three bf16
+// planes that follow each other along k. The rows of a pass are split into three bf16 planes that add up to
+// the f32 value exactly, so the matrix units lose nothing but the order of the sums.
+//
+// Batch invariance: a row is one column of the matrix units' tile, columns do not meet, and the order in which
+// a row's products are added depends on the shape of the weights only. So a row's result is the same to
+// the bit however many rows a pass has. Partial sums meet in a fixed order, never through atomics.
+//
+// Shapes are row major. Widths are padded with zeros to what a kernel takes at a time, so that no kernel has
+// a ragged end. Each kernel takes one struct; the host's twins are in device/gpu/kernels.rs.
+
+#include "prelude.h"
+
+// Rows of a pass through the kernels for few rows.
+#define MAX_ROWS 16
+// Planes of a row's value: high, middle and low eight bits of its mantissa.
+#define PLANES 3
+// Positions of the cache that one block of attention takes: fixed, so that sums do not depend on lengths.
+#define CHUNK 64
+// Query heads of one key/value head that are taken together.
+#define GROUP 8
+
+// How every kernel begins, unless it has something to do that depends on no kernel before it.
+DEVICE void begin() {
+    next_may_begin();
+    previous_done();
+}
+
+// Splits `value` into its planes at index `at`.
+DEVICE void store_planes(u16 *planes, u64 plane, u64 at, float value) {
+    u16 high = to_bf16(value);
+    float rest = value - from_bf16(high);
+    u16 middle = to_bf16(rest);
+    planes[at] = high;
+    planes[plane + at] = middle;
+    planes[2 * plane + at] = to_bf16(rest - from_bf16(middle));
+}
+
+// The same for four values that follow each other.
+DEVICE void store_planes(u16 *planes, u64 plane, u64 at, f32x4 values) {
+    u16x4 parts[PLANES];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float rest = values[i];
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) {
+            parts[p][i] = to_bf16(rest);
+            rest -= from_bf16(parts[p][i]);
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PLANES; ++p) *(u16x4 *)(planes + p * plane + at) = parts[p];
+}
+
+// The sum over a block of `threads` threads, the same in every one. `scratch` holds one value a wave.
+DEVICE float block_sum(float value, float *scratch, u32 threads) {
+    value = wave_sum(value);
+    barrier();
+    if (lane() == 0) scratch[thread_x() / 32] = value;
+    barrier();
+    float sum = 0;
+    for (u32 wave = 0; wave < threads / 32; ++wave) sum += scratch[wave];
+    return sum;
+}
+
+// ---- the residual stream --------------------------------------------------------------------------
+
+// x[row] = the embedding of tokens[row].
+struct Embed {
+    float *x;          // [rows, width]
+    const u32 *tokens; // [rows]
+    const u16 *table;  // [vocab, w_planes, width]
+    u32 width, w_planes;
+};
+KERNEL THREADS(256, 1) void embed(Embed a) {
+    begin();
+    u32 row = block_x();
+    const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.width;
+    for (u32 i = thread_x(); i < a.width; i += 256) {
+        float value = 0;
+        for (u32 plane = a.w_planes; plane-- > 0;) value += from_bf16(from[plane * a.width + i]);
+        a.x[(u64)row * a.width + i] = value;
+    }
+}
+
+// x[row] += the sum over splits of partial[split][row], plus bias; then planes = RMS norm of x[row] times weight.
+// One block a row, of `threads` threads that hold four values each, four times over at most.
+#define NORM_TIMES 4
+struct Norm {
+    float *x;             // [rows, width]
+    const float *partial; // [splits, rows, partial_width]; not read when splits is 0
+    const float *bias;    // [width] or null
+    const float *weight;  // [width], or null: only the sum
+    u16 *planes;          // [PLANES, MAX_ROWS, width], or [rows, width] when `dense`
+    // `hidden` values are behind the mean. `first`: the row of x and partial that is block 0's.
+    u32 hidden, width, partial_width, splits, rows, first, threads, dense;
+    float epsilon;
+};
+KERNEL THREADS(1024, 1) void norm(Norm a) {
+    begin();
+    SHARED float scratch[32];
+    u32 row = block_x();
+    float *x = a.x + (u64)(row + a.first) * a.width;
+    const float *partial = a.partial + (u64)(row + a.first) * a.partial_width;
+    u64 split_stride = (u64)a.rows * a.partial_width;
+    f32x4 values[NORM_TIMES];
+    float squares = 0;
+#pragma unroll
+    for (u32 time = 0; time < NORM_TIMES; ++time) {
+        u32 i = (time * a.threads + thread_x()) * 4;
+        if (i >= a.width) break;
+        f32x4 value = *(const f32x4 *)(x + i);
+        f32x4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+        for (u32 split = 0; split < a.splits; ++split) sum += *(const f32x4 *)(partial + split * split_stride + i);
+        value += sum;
+        if (a.bias) value += *(const f32x4 *)(a.bias + i);
+        if (a.splits) *(f32x4 *)(x + i) = value;
+        values[time] = value;
+        squares += value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
+    }
+    if (!a.weight) return;
+    float scale = rsqrt(block_sum(squares, scratch, a.threads) / (float)a.hidden + a.epsilon);
+#pragma unroll
+    for (u32 time = 0; time < NORM_TIMES; ++time) {
+        u32 i = (time * a.threads + thread_x()) * 4;
+        if (i >= a.width) break;
+        f32x4 value = values[time] * scale * *(const f32x4 *)(a.weight + i);
+        u64 at = (u64)row * a.width + i;
+        if (a.dense) {
+            *(u16x4 *)(a.planes + at) = u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
+        } else {
+            store_planes(a.planes, (u64)MAX_ROWS * a.width, at, value);
+        }
+    }
+}
+
+// ---- a matrix times few rows ----------------------------------------------------------------------
+
+// A block has FEW_M waves along the outputs, each with FEW_TILES tiles of 16, times FEW_K waves along k.
+#ifndef FEW_TILES
+#define FEW_TILES 2
+#endif
+#ifndef FEW_M
+#define FEW_M 4
+#endif
+#ifndef FEW_K
+#define FEW_K 2
+#endif
+// Steps of k whose weights are on their way while as many are multiplied.
+#ifndef FEW_UNROLL
+#define FEW_UNROLL 2
+#endif
+#ifndef FEW_BLOCKS
+#define FEW_BLOCKS 2
+#endif
+#define FEW_THREADS (FEW_M * FEW_K * 32)
+#define FEW_OUTPUTS (FEW_M * FEW_TILES * 16)
+
+struct Few {
+    void *out;          // f32 partial [splits, rows, outputs], or planes [PLANES, MAX_ROWS, out_width] of gated rows
+    const u16 *planes;  // [PLANES, MAX_ROWS, width]
+    const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
+    const float *bias;  // gated only: [outputs] or null
+    const u8 *ahead;    // weights that are read next: this many bytes of them, a line every so many bytes
+    u32 ahead_bytes, ahead_line;
+    u32 outputs, width, w_planes, rows, splits, out_width;
+};
+
+// A matrix is read at the memory's full rate, and between two of them come small kernels that leave it idle. So
+// every block asks for its share of the next matrix as it ends.
+DEVICE void ask_for_next(const Few &a) {
+    u64 blocks = (u64)(a.outputs / FEW_OUTPUTS) * a.splits;
+    u64 block = (u64)block_y() * (a.outputs / FEW_OUTPUTS) + block_x();
+    for (u64 at = (block * FEW_THREADS + thread_x()) * a.ahead_line; at < a.ahead_bytes;
+         at += blocks * FEW_THREADS * a.ahead_line)
+        ask_ahead(a.ahead + at);
+}
+
+// Where a wave's weights are.
+struct Strip {
+    const u16 *weights;
+    u64 stride, half, tile; // between outputs, between a tile's halves, between tiles
+};
+
+DEVICE void load_steps(Weights (*w)[FEW_TILES], const Strip &strip, u32 step, u32 last) {
+#pragma unroll
+    for (int u = 0; u < FEW_UNROLL; ++u)
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t) {
+            // Behind the end the last step comes again, so that no load waits for a branch.
+            u32 at = min_of(step + u, last - 1);
+            w[u][t] = load_weights(strip.weights + t * strip.tile + (u64)at * 32, strip.stride, strip.half);
+        }
+}
+
+// Adds to `sums` the products of steps `first..last` of k. COLUMNS tiles of rows, `count` of the rows real.
+template <int COLUMNS>
+DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *rows, u32 width, u32 count, u32 first,
+                       u32 last) {
+    u64 plane = (u64)MAX_ROWS * width;
+    u32 steps = width / 32;
+    Weights next[FEW_UNROLL][FEW_TILES];
+    // Weights depend on no kernel; rows do.
+    next_may_begin();
+    if (first < last) load_steps(next, strip, first, last);
+    previous_done();
+    for (u32 step = first; step < last; step += FEW_UNROLL) {
+        Weights w[FEW_UNROLL][FEW_TILES];
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u)
+#pragma unroll
+            for (int t = 0; t < FEW_TILES; ++t) w[u][t] = next[u][t];
+        if (step + FEW_UNROLL < last) load_steps(next, strip, step + FEW_UNROLL, last);
+        Rows x[FEW_UNROLL][COLUMNS][PLANES];
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u) {
+            u32 at = min_of(step + u, last - 1);
+            // The planes of a weight all meet the same rows.
+            if (at >= steps) at -= steps;
+            if (at >= steps) at -= steps;
+#pragma unroll
+            for (u32 c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int p = 0; p < PLANES; ++p) {
+                    u32 row = c * TILE_ROWS;
+                    x[u][c][p] = load_rows(rows + p * plane + (u64)row * width + at * 32, width,
+                                           count > row ? count - row : 0);
+                }
+        }
+        // The matrix units cut what does not fit beside a large sum; a fresh sum for each few steps keeps f32's
+        // precision over a long k.
+        Sums part[FEW_TILES][COLUMNS];
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i) part[t][c][i] = 0;
+#pragma unroll
+        for (int u = 0; u < FEW_UNROLL; ++u) {
+            if (step + u >= last) break;
+#pragma unroll
+            for (int p = PLANES - 1; p >= 0; --p)
+#pragma unroll
+                for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) multiply(part[t][c], w[u][t], x[u][c][p]);
+        }
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) sums[t][c] += part[t][c];
+    }
+}
+
+// The sums of this block's tiles, complete in the waves that are first along k.
+template <int COLUMNS>
+DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
+    SHARED float scratch[FEW_K - 1][FEW_M][FEW_TILES * COLUMNS * ELEMENTS * 32];
+    u32 wave = thread_x() / 32, m = wave % FEW_M, k = wave / FEW_M;
+    u32 steps = a.w_planes * a.width / 32, parts = FEW_K * a.splits, part = FEW_K * block_y() + k;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) sums[t][c][i] = 0;
+    accumulate<COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * part / parts, steps * (part + 1) / parts);
+    ask_for_next(a);
+    if (k > 0) {
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i)
+                    scratch[k - 1][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()] = sums[t][c][i];
+    }
+    barrier();
+    if (k > 0) return;
+#pragma unroll
+    for (int other = 0; other < FEW_K - 1; ++other)
+#pragma unroll
+        for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+                for (int i = 0; i < ELEMENTS; ++i)
+                    sums[t][c][i] += scratch[other][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()];
+}
+
+template <int COLUMNS>
+DEVICE void few(const Few &a) {
+    Sums sums[FEW_TILES][COLUMNS];
+    u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES;
+    u64 stride = (u64)a.w_planes * a.width;
+    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 16 * stride, stride, 8 * stride, 16 * stride}, sums);
+    if (wave >= FEW_M) return;
+    float *out = (float *)a.out + (u64)block_y() * a.rows * a.outputs;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) {
+                u32 row = c * TILE_ROWS + tile_n(i);
+                if (row < a.rows) out[(u64)row * a.outputs + (tile + t) * 16 + tile_m(i)] = sums[t][c][i];
+            }
+}
+
+// Eight gates and their eight ups are one tile of outputs; silu(gate) * up goes on as planes.
+template <int COLUMNS>
+DEVICE void gated(const Few &a) {
+    Sums sums[FEW_TILES][COLUMNS];
+    u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES, half = a.outputs / 2;
+    u64 stride = (u64)a.w_planes * a.width;
+    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 8 * stride, stride, half * stride, 8 * stride}, sums);
+    if (wave >= FEW_M) return;
+#pragma unroll
+    for (int t = 0; t < FEW_TILES; ++t)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS / 2; ++i) {
+                u32 row = c * TILE_ROWS + tile_n(i), column = (tile + t) * 8 + tile_m(i);
+                if (row >= a.rows || column >= a.out_width) continue;
+                float gate = sums[t][c][i], up = sums[t][c][i + ELEMENTS / 2];
+                if (a.bias) gate += a.bias[column], up += a.bias[half + column];
+                float value = gate / (1.0f + exp2(gate * -1.44269504f)) * up;
+                store_planes((u16 *)a.out, (u64)MAX_ROWS * a.out_width, (u64)row * a.out_width + column, value);
+            }
+}
+
+// Up to 8 rows and up to 16. Where a tile has 16 rows anyway they are the same.
+KERNEL THREADS(FEW_THREADS, FEW_BLOCKS) void few_8(Few a) { few<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
+KERNEL THREADS(FEW_THREADS, 1) void few_16(Few a) { few<16 / TILE_ROWS>(a); }
+KERNEL THREADS(FEW_THREADS, FEW_BLOCKS) void gated_8(Few a) { gated<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
+KERNEL THREADS(FEW_THREADS, 1) void gated_16(Few a) { gated<16 / TILE_ROWS>(a); }
+
+// ---- rotary embedding, and the cache --------------------------------------------------------------
+
+struct Rotate {
+    const float *partial;  // [splits, rows, partial_width]: q heads, k heads, v heads
+    const float *bias;     // [(heads + 2 kv_heads) * head_dim] or null
+    const float *q_norm;   // [head_dim] or null
+    const float *k_norm;   // [head_dim] or null
+    const float *cosines;  // [context, head_dim / 2]
+    const float *sines;    // [context, head_dim / 2]
+    float *q;              // [rows, heads, head_dim], times `scale`
+    float *keys, *values;  // [context, kv_heads, head_dim]
+    const u32 *start;      // position of the first row
+    u32 heads, kv_heads, head_dim, splits, rows, partial_width;
+    float epsilon, scale;
+};
+KERNEL THREADS(128, 1) void rotate(Rotate a) {
+    begin();
+    SHARED float scratch[4];
+    u32 row = block_x(), head = block_y(), half = a.head_dim / 2, i = thread_x();
+    u32 position = *a.start + row;
+    bool is_query = head < a.heads, is_key = !is_query && head < a.heads + a.kv_heads;
+    float low = 0, high = 0;
+    if (i < half) {
+        const float *at = a.partial + (u64)row * a.partial_width + head * a.head_dim + i;
+        u64 split_stride = (u64)a.rows * a.partial_width;
+#pragma unroll 8
+        for (u32 split = 0; split < a.splits; ++split) {
+            low += at[split * split_stride];
+            high += at[split * split_stride + half];
+        }
+        if (a.bias) low += a.bias[head * a.head_dim + i], high += a.bias[head * a.head_dim + i + half];
+    }
+    const float *weight = is_query ? a.q_norm : is_key ? a.k_norm : 0;
+    if (weight) {
+        float scale = rsqrt(block_sum(low * low + high * high, scratch, 128) / (float)a.head_dim + a.epsilon);
+        if (i < half) low *= scale * weight[i], high *= scale * weight[i + half];
+    }
+    if (i >= half) return;
+    if (is_query || is_key) {
+        float c = a.cosines[(u64)position * half + i], s = a.sines[(u64)position * half + i];
+        float turned = low * c - high * s;
+        high = high * c + low * s;
+        low = turned;
+    }
+    float *to;
+    if (is_query) {
+        to = a.q + ((u64)row * a.heads + head) * a.head_dim;
+        low *= a.scale, high *= a.scale;
+    } else {
+        u32 kv = (head - a.heads) % a.kv_heads;
+        to = (is_key ? a.keys : a.values) + ((u64)position * a.kv_heads + kv) * a.head_dim;
+    }
+    to[i] = low;
+    to[i + half] = high;
+}
+
+// ---- attention of few rows over the cache ---------------------------------------------------------
+
+struct Attend {
+    const float *q;             // [rows, heads, head_dim], scaled by log2(e) / sqrt(head_dim)
+    const float *keys, *values; // [context, kv_heads, head_dim]
+    float *sums;                // [rows, heads, chunks, head_dim]: of weights times values
+    float *stats;               // [rows, heads, chunks, 2]: maximum score, sum of weights
+    u16 *planes;                // [PLANES, MAX_ROWS, width], width at least heads * head_dim
+    const u32 *start;           // position of the first row
+    u32 heads, kv_heads, head_dim, chunks, width;
+};
+
+// One block: one row, one key/value head, one chunk of positions, all query heads of that head. Four values of
+// a head a lane. With one chunk the result is final, else `merge` puts the chunks together.
+KERNEL THREADS(256, 1) void attend(Attend a) {
+    begin();
+    SHARED f32x4 q[GROUP * 64];
+    SHARED float scores[GROUP][CHUNK];
+    SHARED f32x4 sums[GROUP][256];
+    SHARED float totals[GROUP];
+    u32 kv = block_x(), chunk = block_y(), row = block_z(), t = thread_x(), wave = t / 32;
+    u32 position = *a.start + row, from = chunk * CHUNK;
+    if (from > position) return;
+    u32 count = min_of(position + 1 - from, CHUNK), quads = a.head_dim / 4, group = a.heads / a.kv_heads;
+    u64 stride = (u64)a.kv_heads * quads;
+    const f32x4 *keys = (const f32x4 *)a.keys + from * stride + kv * quads;
+    const f32x4 *values = (const f32x4 *)a.values + from * stride + kv * quads;
+    for (u32 base = 0; base < group; base += GROUP) {
+        u32 heads = min_of(group - base, GROUP);
+        u64 first = (u64)row * a.heads + kv * group + base;
+        barrier();
+        for (u32 i = t; i < heads * quads; i += 256) q[i] = ((const f32x4 *)a.q)[first * quads + i];
+        barrier();
+        // Four positions at once, so that their loads overlap; behind the end the last one comes again.
+        for (u32 begin = wave; begin < count; begin += 32) {
+            float dots[4][GROUP] = {};
+            for (u32 d = lane(); d < quads; d += 32) {
+                f32x4 key[4];
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) key[j] = keys[min_of(begin + 8 * j, count - 1) * stride + d];
+#pragma unroll
+                for (u32 h = 0; h < GROUP; ++h)
+                    if (h < heads) {
+                        f32x4 query = q[h * quads + d];
+#pragma unroll
+                        for (u32 j = 0; j < 4; ++j)
+                            dots[j][h] += key[j].x * query.x + key[j].y * query.y + key[j].z * query.z +
+                                          key[j].w * query.w;
+                    }
+            }
+#pragma unroll
+            for (u32 h = 0; h < GROUP; ++h)
+                if (h < heads) {
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        float score = wave_sum(dots[j][h]);
+                        if (lane() == 0 && begin + 8 * j < count) scores[h][begin + 8 * j] = score;
+                    }
+                }
+        }
+        barrier();
+        // One wave a head: weights relative to the chunk's own maximum.
+        if (wave < heads) {
+            float top = -3.0e38f, total = 0;
+            for (u32 p = lane(); p < count; p += 32) top = max_of(top, scores[wave][p]);
+            top = wave_max(top);
+            for (u32 p = lane(); p < count; p += 32) {
+                float weight = exp2(scores[wave][p] - top);
+                scores[wave][p] = weight;
+                total += weight;
+            }
+            total = wave_sum(total);
+            if (lane() == 0) {
+                totals[wave] = total;
+                if (a.chunks > 1) {
+                    float *stats = a.stats + ((first + wave) * a.chunks + chunk) * 2;
+                    stats[0] = top, stats[1] = total;
+                }
+            }
+        }
+        barrier();
+        u32 parts = 256 / quads, part = t / quads, d = t % quads;
+        if (part < parts) {
+            f32x4 sum[GROUP] = {};
+#pragma unroll 4
+            for (u32 p = part; p < count; p += parts) {
+                f32x4 value = values[p * stride + d];
+#pragma unroll
+                for (u32 h = 0; h < GROUP; ++h)
+                    if (h < heads) sum[h] += scores[h][p] * value;
+            }
+#pragma unroll
+            for (u32 h = 0; h < GROUP; ++h)
+                if (h < heads) sums[h][t] = sum[h];
+        }
+        barrier();
+        for (u32 i = t; i < heads * quads; i += 256) {
+            u32 h = i / quads, d = i % quads;
+            f32x4 sum = {0, 0, 0, 0};
+            for (u32 p = 0; p < parts; ++p) sum += sums[h][p * quads + d];
+            if (a.chunks > 1) {
+                ((f32x4 *)a.sums)[((first + h) * a.chunks + chunk) * quads + d] = sum;
+            } else {
+                u64 at = (u64)row * a.width + ((kv * group + base + h) * quads + d) * 4;
+                store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[h]);
+            }
+        }
+    }
+}
+
+// Puts the chunks of one row and head together, in order.
+KERNEL THREADS(64, 1) void merge(Attend a) {
+    begin();
+    u32 row = block_x(), head = block_y(), used = (*a.start + row) / CHUNK + 1, quads = a.head_dim / 4;
+    u64 first = (u64)row * a.heads + head;
+    const float *stats = a.stats + first * a.chunks * 2;
+    float top = -3.0e38f, total = 0;
+#pragma unroll 4
+    for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[2 * chunk]);
+    for (u32 d = thread_x(); d < quads; d += 64) {
+        f32x4 sum = {0, 0, 0, 0};
+        total = 0;
+#pragma unroll 4
+        for (u32 chunk = 0; chunk < used; ++chunk) {
+            float share = exp2(stats[2 * chunk] - top);
+            total += stats[2 * chunk + 1] * share;
+            sum += ((const f32x4 *)a.sums)[(first * a.chunks + chunk) * quads + d] * share;
+        }
+        u64 at = (u64)row * a.width + (head * quads + d) * 4;
+        store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / total);
+    }
+}
+
+// ---- a matrix times many rows ----------------------------------------------------------------------
+//
+// Dense prefill: rows are bf16. A block computes DENSE_ROWS rows by DENSE_OUTPUTS outputs, 32 k at a time, from
+// shared memory that DENSE_STAGES copies fill in turn. Rows lie 64 bytes apart there; the four parts of a row
+// change places with the row, so that sixteen rows are read without two in one bank.
+
+#define DENSE_ROWS 128
+#define DENSE_THREADS 256
+#define DENSE_M 64                  // rows of a wave
+#define DENSE_N (DENSE_OUTPUTS / 4) // outputs of a wave
+#define DENSE_STAGE ((DENSE_ROWS + DENSE_OUTPUTS) * 32)
+
+struct Dense {
+    void *out;          // f32 [rows, outputs], or bf16 [rows, out_width] of gated rows
+    const u16 *x;       // [rows, width], rows allocated to a multiple of DENSE_ROWS
+    const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
+    const float *bias;  // gated only: [outputs] or null
+    u32 outputs, width, w_planes, rows, out_width;
+};
+
+DEVICE u16 *dense_at(u16 *stage, u32 row, u32 part) { return stage + row * 32 + (part ^ (row / 2 % 4)) * 8; }
+
+template <bool GATED>
+DEVICE void dense(const Dense &a) {
+    begin();
+    extern SHARED __attribute__((aligned(16))) u16 stages[];
+    u32 t = thread_x(), wave = t / 32, m0 = wave % 2 * DENSE_M, n0 = wave / 2 * DENSE_N;
+    u32 first_row = block_x() * DENSE_ROWS, steps = a.w_planes * a.width / 32, per_plane = a.width / 32;
+    u64 stride = (u64)a.w_planes * a.width;
+    // A thread copies the same part of every 64th row.
+    const u16 *x = a.x + (u64)(first_row + t / 4) * a.width + t % 4 * 8;
+    const u16 *weights[DENSE_OUTPUTS / 64];
+#pragma unroll
+    for (int i = 0; i < DENSE_OUTPUTS / 64; ++i) {
+        u32 n = t / 4 + 64 * i, output;
+        if (GATED) {
+            // A wave's outputs are gates and their ups, in halves.
+            u32 within = n % DENSE_N, half = within / (DENSE_N / 2);
+            u32 column = block_y() * (DENSE_OUTPUTS / 2) + n / DENSE_N * (DENSE_N / 2) + within % (DENSE_N / 2);
+            output = half * (a.outputs / 2) + min_of(column, a.outputs / 2 - 1);
+        } else {
+            output = min_of(block_y() * DENSE_OUTPUTS + n, a.outputs - 1);
+        }
+        weights[i] = a.weights + output * stride + t % 4 * 8;
+    }
+    auto copy = [&](u32 step) {
+        u16 *stage = stages + step % DENSE_STAGES * DENSE_STAGE;
+        u32 at = step;
+        if (at >= per_plane) at -= per_plane;
+        if (at >= per_plane) at -= per_plane;
+#pragma unroll
+        for (int i = 0; i < DENSE_ROWS / 64; ++i)
+            copy_later(dense_at(stage, t / 4 + 64 * i, t % 4), x + (u64)i * 64 * a.width + at * 32);
+#pragma unroll
+        for (int i = 0; i < DENSE_OUTPUTS / 64; ++i)
+            copy_later(dense_at(stage + DENSE_ROWS * 32, t / 4 + 64 * i, t % 4), weights[i] + (u64)step * 32);
+    };
+    Square sums[DENSE_M / 16][DENSE_N / 16];
+#pragma unroll
+    for (int m = 0; m < DENSE_M / 16; ++m)
+#pragma unroll
+        for (int n = 0; n < DENSE_N / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(sums[m][n], i) = 0;
+    for (u32 step = 0; step < DENSE_STAGES - 1; ++step) {
+        if (step < steps) copy(step);
+        copy_group();
+    }
+    // Sixteen k are multiplied while the next sixteen come from shared memory.
+    Tile rows[2][DENSE_M / 16], outputs[2][DENSE_N / 16];
+    auto load = [&](u32 half, u32 step) {
+        u16 *stage = stages + step % DENSE_STAGES * DENSE_STAGE;
+#pragma unroll
+        for (u32 m = 0; m < DENSE_M / 16; ++m)
+            rows[half][m] = load_tile([&](u32 row, u32 part) { return dense_at(stage, m0 + 16 * m + row, 2 * half + part); });
+#pragma unroll
+        for (u32 n = 0; n < DENSE_N / 16; ++n)
+            outputs[half][n] = load_tile([&](u32 row, u32 part) {
+                return dense_at(stage + DENSE_ROWS * 32, n0 + 16 * n + row, 2 * half + part);
+            });
+    };
+    auto multiply_all = [&](u32 half) {
+#pragma unroll
+        for (u32 n = 0; n < DENSE_N / 16; ++n)
+#pragma unroll
+            for (u32 m = 0; m < DENSE_M / 16; ++m) multiply(sums[m][n], rows[half][m], outputs[half][n]);
+    };
+    copy_wait<DENSE_STAGES - 2>();
+    barrier();
+    load(0, 0);
+    for (u32 step = 0; step < steps; ++step) {
+        load(1, step);
+        // Everybody has read the stage before this one, so its room is free.
+        if (step + DENSE_STAGES - 1 < steps) copy(step + DENSE_STAGES - 1);
+        copy_group();
+        multiply_all(0);
+        copy_wait<DENSE_STAGES - 2>();
+        barrier();
+        if (step + 1 < steps) load(0, step + 1);
+        multiply_all(1);
+    }
+#pragma unroll
+    for (u32 m = 0; m < DENSE_M / 16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < (GATED ? DENSE_N / 32 : DENSE_N / 16); ++n)
+#pragma unroll
+            for (u32 i = 0; i < 8; i += SUM_PAIR) {
+                u32 row = first_row + m0 + 16 * m + sum_m(i);
+                if (row >= a.rows) continue;
+                if (GATED) {
+                    u32 column = block_y() * (DENSE_OUTPUTS / 2) + n0 / 2 + 16 * n + sum_n(i);
+                    if (column >= a.out_width) continue;
+                    u16 values[SUM_PAIR];
+#pragma unroll
+                    for (int j = 0; j < SUM_PAIR; ++j) {
+                        float gate = sum_of(sums[m][n], i + j), up = sum_of(sums[m][n + DENSE_N / 32], i + j);
+                        if (a.bias) gate += a.bias[column + j], up += a.bias[a.outputs / 2 + column + j];
+                        values[j] = to_bf16(gate / (1.0f + exp2(gate * -1.44269504f)) * up);
+                    }
+                    u16 *to = (u16 *)a.out + (u64)row * a.out_width + column;
+                    if (SUM_PAIR == 2) *(u32 *)to = values[0] | (u32)values[SUM_PAIR - 1] << 16;
+                    else *to = values[0];
+                } else {
+                    u32 output = block_y() * DENSE_OUTPUTS + n0 + 16 * n + sum_n(i);
+                    if (output >= a.outputs) continue;
+                    float *to = (float *)a.out + (u64)row * a.outputs + output;
+                    if (SUM_PAIR == 2) *(f32x2 *)to = f32x2{sum_of(sums[m][n], i), sum_of(sums[m][n], i + SUM_PAIR - 1)};
+                    else *to = sum_of(sums[m][n], i);
+                }
+            }
+}
+KERNEL THREADS(DENSE_THREADS, 1) void dense_rows(Dense a) { dense<false>(a); }
+KERNEL THREADS(DENSE_THREADS, 1) void dense_gated(Dense a) { dense<true>(a); }
+
+// ---- attention of many rows -------------------------------------------------------------------------
+//
+// A block takes FLASH_ROWS rows of one head, a wave sixteen of them, and walks over the cache by FLASH_KEYS
+// positions, keeping each row's maximum, sum and result so far. Widths are padded with zeros to 16 * TILES.
+
+#define FLASH_ROWS 128
+#define FLASH_KEYS 64
+// Rows in shared memory are padded, so that sixteen rows are read without two in one bank.
+#define FLASH_PAD 8
+
+struct Flash {
+    const float *q;             // [rows, heads, head_dim], scaled by log2(e) / sqrt(head_dim)
+    const float *keys, *values; // [context, kv_heads, head_dim]
+    u16 *out;                   // bf16 [rows, width]
+    u32 start, rows, heads, kv_heads, head_dim, width;
+};
+
+template <int TILES>
+DEVICE void flash(const Flash &a) {
+    begin();
+    constexpr u32 DIM = 16 * TILES, KEY = DIM + FLASH_PAD, SHARE = FLASH_KEYS + FLASH_PAD;
+    constexpr u32 SHARES = FLASH_ROWS * SHARE, KEYS = FLASH_KEYS * KEY;
+    // Keys, and once they were used the rows' shares.
+    SHARED __attribute__((aligned(16))) u16 keys[SHARES > KEYS ? SHARES : KEYS];
+    SHARED __attribute__((aligned(16))) u16 values[DIM * SHARE]; // turned over: [dim][position]
+    u32 t = thread_x(), wave = t / 32, head = block_y(), kv = head / (a.heads / a.kv_heads);
+    // The blocks with the longest way come first.
+    u32 last_block = (a.rows + FLASH_ROWS - 1) / FLASH_ROWS - 1;
+    u32 first = (last_block - block_x()) * FLASH_ROWS, count = min_of(a.rows - first, FLASH_ROWS);
+    Tile q[TILES];
+    // Queries come through the keys' room, sixty-four at a time.
+    for (u32 begin = 0; begin < FLASH_ROWS; begin += FLASH_KEYS) {
+        barrier();
+        for (u32 i = t; i < FLASH_KEYS * DIM / 4; i += 256) {
+            u32 row = i / (DIM / 4), d = i % (DIM / 4) * 4;
+            f32x4 value = {0, 0, 0, 0};
+            if (begin + row < count && d < a.head_dim)
+                value = *(const f32x4 *)(a.q + ((u64)(first + begin + row) * a.heads + head) * a.head_dim + d);
+            *(u16x4 *)(keys + row * KEY + d) =
+                u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
+        }
+        barrier();
+        if (wave * 16 / FLASH_KEYS * FLASH_KEYS == begin) {
+            u32 from = wave * 16 % FLASH_KEYS;
+#pragma unroll
+            for (u32 k = 0; k < TILES; ++k)
+                q[k] = load_tile([&](u32 row, u32 part) { return keys + (from + row) * KEY + 16 * k + 8 * part; });
+        }
+    }
+    Square out[TILES];
+    float top[SUM_ROWS], total[SUM_ROWS];
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum_of(out[n], i) = 0;
+#pragma unroll
+    for (int r = 0; r < SUM_ROWS; ++r) top[r] = -3.0e38f, total[r] = 0;
+    u32 end = a.start + first + count;
+    for (u32 from = 0; from < end; from += FLASH_KEYS) {
+        barrier();
+        // Positions behind the end are not seen by any row, but must be numbers: the last one comes again.
+#pragma unroll
+        for (u32 step = 0; step < FLASH_KEYS * DIM / 4 / 256; ++step) {
+            u32 i = step * 256 + t, p = i / (DIM / 4), d = i % (DIM / 4) * 4;
+            const float *key = a.keys + ((u64)min_of(from + p, end - 1) * a.kv_heads + kv) * a.head_dim;
+            f32x4 value = d < a.head_dim ? *(const f32x4 *)(key + d) : f32x4{0, 0, 0, 0};
+            *(u16x4 *)(keys + p * KEY + d) =
+                u16x4{to_bf16(value.x), to_bf16(value.y), to_bf16(value.z), to_bf16(value.w)};
+        }
+        // Four positions of one of the head's values a thread: neighbours in the turned room.
+#pragma unroll
+        for (u32 step = 0; step < FLASH_KEYS * DIM / 4 / 256; ++step) {
+            u32 i = step * 256 + t, p = i / DIM * 4, d = i % DIM;
+            u16x4 turned = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                const float *value = a.values + ((u64)min_of(from + p + j, end - 1) * a.kv_heads + kv) * a.head_dim;
+                turned[j] = d < a.head_dim ? to_bf16(value[d]) : 0;
+            }
+            *(u16x4 *)(values + d * SHARE + p) = turned;
+        }
+        barrier();
+        Square scores[FLASH_KEYS / 16];
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(scores[n], i) = 0;
+#pragma unroll
+            for (u32 k = 0; k < TILES; ++k) {
+                Tile key =
+                    load_tile([&](u32 row, u32 part) { return keys + (16 * n + row) * KEY + 16 * k + 8 * part; });
+                multiply(scores[n], q[k], key);
+            }
+        }
+        barrier();
+        // A row sees the positions up to its own.
+        float now[SUM_ROWS], shrink[SUM_ROWS];
+#pragma unroll
+        for (int r = 0; r < SUM_ROWS; ++r) now[r] = top[r];
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float &score = sum_of(scores[n], i);
+                if (from + 16 * n + sum_n(i) > a.start + first + wave * 16 + sum_m(i)) score = -3.0e38f;
+                now[sum_row(i)] = max_of(now[sum_row(i)], score);
+            }
+#pragma unroll
+        for (int r = 0; r < SUM_ROWS; ++r) {
+#pragma unroll
+            for (u32 mask = SUM_LANES / 2; mask; mask >>= 1) now[r] = max_of(now[r], other_lane(now[r], mask));
+            shrink[r] = exp2(top[r] - now[r]);
+            top[r] = now[r];
+            total[r] *= shrink[r];
+        }
+        u16 *shares = keys + wave * 16 * SHARE;
+#pragma unroll
+        for (u32 n = 0; n < FLASH_KEYS / 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float share = exp2(sum_of(scores[n], i) - top[sum_row(i)]);
+                u16 bits = to_bf16(share);
+                total[sum_row(i)] += from_bf16(bits);
+                shares[sum_m(i) * SHARE + 16 * n + sum_n(i)] = bits;
+            }
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum_of(out[n], i) *= shrink[sum_row(i)];
+        wave_barrier();
+#pragma unroll
+        for (u32 k = 0; k < FLASH_KEYS / 16; ++k) {
+            Tile share = load_tile([&](u32 row, u32 part) { return shares + row * SHARE + 16 * k + 8 * part; });
+#pragma unroll
+            for (u32 n = 0; n < TILES; ++n) {
+                Tile value =
+                    load_tile([&](u32 row, u32 part) { return values + (16 * n + row) * SHARE + 16 * k + 8 * part; });
+                multiply(out[n], share, value);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < SUM_ROWS; ++r)
+#pragma unroll
+        for (u32 mask = SUM_LANES / 2; mask; mask >>= 1) total[r] += other_lane(total[r], mask);
+#pragma unroll
+    for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            u32 row = wave * 16 + sum_m(i), d = 16 * n + sum_n(i);
+            if (row < count && d < a.head_dim)
+                a.out[(u64)(first + row) * a.width + head * a.head_dim + d] =
+                    to_bf16(sum_of(out[n], i) / total[sum_row(i)]);
+        }
+}
+KERNEL THREADS(256, 1) void flash_32(Flash a) { flash<2>(a); }
+KERNEL THREADS(256, 1) void flash_64(Flash a) { flash<4>(a); }
+KERNEL THREADS(256, 1) void flash_128(Flash a) { flash<8>(a); }
+
+// ---- choosing -------------------------------------------------------------------------------------
+
+// A larger logit, or the same at a lower id. NaN never wins.
+DEVICE void prefer(float &top, u32 &id, float other, u32 other_id) {
+    if (other > top || (other == top && other_id < id)) top = other, id = other_id;
+}
+
+// The best of a block of `threads` threads, in every thread of the first wave.
+DEVICE void block_best(float &top, u32 &id, u32 threads) {
+    SHARED float tops[32];
+    SHARED u32 ids[32];
+    for (u32 round = 0; round < 2; ++round) {
+        for (u32 mask = 16; mask; mask >>= 1) {
+            float other = other_lane(top, mask);
+            u32 other_id = __builtin_bit_cast(u32, other_lane(__builtin_bit_cast(float, id), mask));
+            prefer(top, id, other, other_id);
+        }
+        if (round) break;
+        if (lane() == 0) tops[thread_x() / 32] = top, ids[thread_x() / 32] = id;
+        barrier();
+        bool real = lane() < threads / 32;
+        top = real ? tops[lane()] : -__builtin_inff();
+        id = real ? ids[lane()] : 0xffffffff;
+    }
+}
+
+// tokens[row] = the id of the row's largest logit, the lowest on a tie. Each of `parts` blocks a row takes its
+// share of the ids; with more than one, `choose` has the last word.
+struct Argmax {
+    const float *logits; // [rows, stride]
+    u32 *tokens;         // [rows]
+    float *tops;         // [rows, parts]
+    u32 *ids;            // [rows, parts]
+    u32 vocab, stride, parts;
+};
+KERNEL THREADS(1024, 1) void argmax(Argmax a) {
+    begin();
+    u32 row = block_x(), part = block_y(), id = 0xffffffff;
+    u32 first = (u64)a.vocab * part / a.parts, last = (u64)a.vocab * (part + 1) / a.parts;
+    const float *logits = a.logits + (u64)row * a.stride;
+    float top = -__builtin_inff();
+#pragma unroll 4
+    for (u32 i = first + thread_x(); i < last; i += 1024) prefer(top, id, logits[i], i);
+    block_best(top, id, 1024);
+    if (thread_x()) return;
+    if (a.parts > 1) {
+        a.tops[row * a.parts + part] = top, a.ids[row * a.parts + part] = id;
+    } else {
+        a.tokens[row] = id == 0xffffffff ? 0 : id;
+    }
+}
+KERNEL THREADS(32, 1) void choose(Argmax a) {
+    begin();
+    u32 row = block_x(), id = 0xffffffff;
+    float top = -__builtin_inff();
+    for (u32 part = thread_x(); part < a.parts; part += 32)
+        prefer(top, id, a.tops[row * a.parts + part], a.ids[row * a.parts + part]);
+    block_best(top, id, 32);
+    if (thread_x() == 0) a.tokens[row] = id == 0xffffffff ? 0 : id;
+}
+
+// ---- for the host's tests -------------------------------------------------------------------------
+
+// Offset and size of each field, so that the host's structs can be compared with these.
+#define FIELD(s, f) (u32) __builtin_offsetof(s, f), (u32)sizeof(((s *)0)->f)
+#define LAYOUT(s, ...) extern "C" __attribute__((constant, used)) const u32 layout_##s[] = {__VA_ARGS__};
+#define F(f) FIELD(S, f)
+#define S Embed
+LAYOUT(Embed, F(x), F(tokens), F(table), F(width), F(w_planes))
+#undef S
+#define S Norm
+LAYOUT(Norm, F(x), F(partial), F(bias), F(weight), F(planes), F(hidden), F(width), F(partial_width), F(splits), F(rows),
+       F(first), F(threads), F(dense), F(epsilon))
+#undef S
+#define S Few
+LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(ahead), F(ahead_bytes), F(ahead_line), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
+#undef S
+#define S Rotate
+LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(q), F(keys), F(values), F(start),
+       F(heads), F(kv_heads), F(head_dim), F(splits), F(rows), F(partial_width), F(epsilon), F(scale))
+#undef S
+#define S Attend
+LAYOUT(Attend, F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(start), F(heads), F(kv_heads), F(head_dim),
+       F(chunks), F(width))
+#undef S
+#define S Dense
+LAYOUT(Dense, F(out), F(x), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(out_width))
+#undef S
+#define S Flash
+LAYOUT(Flash, F(q), F(keys), F(values), F(out), F(start), F(rows), F(heads), F(kv_heads), F(head_dim), F(width))
+#undef S
+#define S Argmax
+LAYOUT(Argmax, F(logits), F(tokens), F(tops), F(ids), F(vocab), F(stride), F(parts))
+#undef S
