@@ -264,7 +264,7 @@ fn execute(words: &[OsString]) -> Result<(), Error> {
 /// # Errors
 /// [`Error`] when a run fails, or there is no valgrind.
 pub fn count_instructions(plan: &Plan) -> Result<(u64, u64), Error> {
-    let plan = Plan { under: Vec::new(), ..plan.clone() };
+    let plan = Plan { under: Vec::new(), generate: without_threads(&plan.generate), ..plan.clone() };
     let count = |mode| {
         let (command, _, folder) = words(&plan, mode, Some("1"))?;
         let out = folder.path().join("callgrind");
@@ -274,6 +274,20 @@ pub fn count_instructions(plan: &Plan) -> Result<(u64, u64), Error> {
         counts::instructions(&out).map_err(|why| Error::File { file: out.clone(), why })
     };
     Ok((count(Mode::Off)?, count(Mode::On)?))
+}
+
+/// The arguments less the number of threads, which may be given once.
+fn without_threads(arguments: &[OsString]) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--threads" {
+            arguments.next();
+        } else if !argument.to_string_lossy().starts_with("--threads=") {
+            kept.push(argument.clone());
+        }
+    }
+    kept
 }
 
 /// All that was measured.
@@ -428,6 +442,13 @@ mod tests {
         assert!((report.difference().median - 3.0).abs() < 1e-9);
         let verdict = report.verdict();
         assert!(verdict.starts_with("On minus off: +3.000 ms (+3.00 %)"), "{verdict}");
+    }
+
+    #[test]
+    fn the_number_of_threads_is_left_out_in_both_its_spellings() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let given = words(&["--threads", "2", "--max-tokens", "9", "--threads=4", "--ignore-eos"]);
+        assert_eq!(without_threads(&given), words(&["--max-tokens", "9", "--ignore-eos"]));
     }
 
     #[test]

@@ -26,7 +26,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    println!("### Markers under a real tool\n\n{}; {}\n", machine::describe(), Nvtx::report());
+    let tool = if nvtx.is_attached() { "a tool is attached" } else { "NO TOOL IS ATTACHED" };
+    println!("### Markers under a real tool\n\n{}; {tool}\n", machine::describe());
     println!("| | case | processor ns |\n|---|---|---:|");
     let mut cases = case::heard("nvtx", nvtx);
     #[cfg(feature = "peers")]
