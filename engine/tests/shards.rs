@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "what the tests share fails by panic")]
 
+#[cfg(feature = "record")]
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -195,6 +196,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+#[cfg(feature = "record")]
 fn counts(stats: &Value) -> BTreeMap<String, u64> {
     serde_json::from_value(stats["phases"].clone()).unwrap()
 }
