@@ -2,11 +2,12 @@
 //!
 //! | command | measures |
 //! |---|---|
-//! | `cargo bench -p benches` (`--features peers`) | ns and allocations of a range, a span, a mark |
+//! | `cargo bench -p benches --bench markers --bench tool` (`--features peers`) | ns and allocations of a range, a span, a mark |
 //! | `cargo run --release -p benches --bin counts` | instructions of the same, which repeat exactly |
 //! | `cargo run --release -p benches --bin attached` | ns of a range under a real tool |
 //! | `cargo run --release -p benches --bin perturb -- -- <generate arguments>` | a whole request, off against on |
 //! | `cargo run --release -p benches --bin speed` | the engine on the CPU |
+//! | `cargo bench -p benches --bench shards` | us and bytes of a shard elsewhere |
 //!
 //! Each prints the tables of `docs/measurements.md`.
 

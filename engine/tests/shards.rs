@@ -276,6 +276,64 @@ fn recordings_of_all_processes_tile_every_pass() {
     }
 }
 
+/// What `phasetrace check --stats` says of one request over spawned shards: each process's recording and counts
+/// together are fine, and each pass is one range a shard.
+#[cfg(feature = "record")]
+#[test]
+fn recordings_of_parent_and_children_are_one_fine_run() {
+    const SHARDS: u64 = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let ids = PROMPT.map(|id| id.to_string()).join(",");
+    let mut command = phasemark(&[
+        "generate",
+        "--shards",
+        "0..2@spawn:cpu,2..5@cpu,5..8@spawn:cpu",
+        "--prompt-ids",
+        &ids,
+        "--max-tokens",
+        "20",
+        "--prefill",
+        "exact",
+        "--markers",
+        "record",
+        "--stats",
+        &text(at("s.json")),
+        "--record",
+        &text(at("r.json")),
+    ]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let recordings = ["r.json", "r.shard0.json", "r.shard2.json"].map(at);
+    let stats = ["s.json", "s.shard0.json", "s.shard2.json"].map(at);
+    let counted = trace::check::counts(&stats).unwrap();
+    let (prompt, passes) = (PROMPT.len() as u64, read_json(&stats[0])["target_passes"].as_u64().unwrap());
+    assert!(passes > 1);
+    let expected = [
+        ("ds4.prefill exact", 1),
+        ("ds4.layer_range exact", prompt * SHARDS),
+        ("ds4.spec_decode batched", 1),
+        ("ds4.layer_range verify", passes * SHARDS),
+    ];
+    assert_eq!(counted, expected.map(|(phase, count)| (phase.to_owned(), count)).into());
+
+    let mut merged = trace::read(&recordings).unwrap();
+    assert_eq!(merged.processes.len() as u64, SHARDS);
+    let report = trace::check::check(&mut merged, Some(&counted));
+    assert!(report.findings.list.is_empty(), "not even a note: {:?}", report.findings.list);
+    assert_eq!(report.ranges, (1 + prompt * SHARDS) + (1 + passes * SHARDS));
+
+    // Without one of the three it is not whole, and that is seen.
+    for missing in 0..recordings.len() {
+        let mut files = recordings.to_vec();
+        files.remove(missing);
+        let report = trace::check::check(&mut trace::read(&files).unwrap(), Some(&counted));
+        assert!(!report.is_fine(), "without {}", recordings[missing].display());
+    }
+}
+
 /// Limits that make waiting for nobody short.
 const SHORT: Limits = Limits {
     connect: Duration::from_secs(10),
