@@ -146,13 +146,13 @@ impl Roctx {
             return;
         }
         let pops = local.nesting.pop(token);
-        if pops == 1 {
+        self.tally.popped(&local.shard, pops);
+        if pops == 1 && !self.gate.counts() {
+            // Last, so that nothing has to be kept for after it.
             self.api.pop();
         } else {
             self.pop_others(pops);
         }
-        self.gate.leave(pops);
-        self.tally.popped(&local.shard, pops);
     }
 
     #[inline(never)]
@@ -175,6 +175,7 @@ impl Roctx {
         for _ in 0..pops {
             self.api.pop();
         }
+        self.gate.leave(pops);
     }
 
     #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing is found there"))]
