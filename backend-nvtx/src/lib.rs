@@ -88,10 +88,11 @@ impl Known {
 /// An event that says of a label all but its name.
 fn described<'l>(event: sys::Event<'l>, label: &Label, payloads: bool) -> sys::Event<'l> {
     let Some(fields) = label.fields() else { return event };
-    event
-        .category(category(fields.scope()))
-        .color(fields.get_mode().map(color))
-        .payload(if payloads { fields.get_tokens() } else { None })
+    event.category(category(fields.scope())).color(fields.get_mode().map(color)).payload(if payloads {
+        fields.get_tokens()
+    } else {
+        None
+    })
 }
 
 /// The colour of a mode, 0xAARRGGBB: eight that stay apart for colour-blind readers too, and grey.
