@@ -41,7 +41,7 @@ impl Label {
         let mut label = Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: None };
         let mut buffer = Text { bytes: &mut label.bytes, len: 0, full: false };
         buffer.sanitised(text);
-        label.len = buffer.ended() as u8;
+        label.len = buffer.len as u8;
         label
     }
 
@@ -226,7 +226,8 @@ fn pair(value: u32) -> &'static [u8; 2] {
     &PAIRS[value as usize % PAIRS.len()]
 }
 
-/// Writes any text, as much of it as fits, and answers its length.
+/// Writes any text, as much of it as fits, and answers its length. What was begun at once may be there: it is how the
+/// same text begins, and NUL behind.
 #[cold]
 #[inline(never)]
 fn piece_by_piece(bytes: &mut Bytes, fields: &Fields) -> usize {
@@ -246,7 +247,7 @@ fn piece_by_piece(bytes: &mut Bytes, fields: &Fields) -> usize {
     if let Some(device) = fields.get_device() {
         text.number(" device=", device.into());
     }
-    text.ended()
+    text.len
 }
 
 /// A text under construction, of any length.
@@ -291,12 +292,6 @@ impl Text<'_> {
             }
         }
         self.append(str::from_utf8(&digits[first..]).unwrap_or_default());
-    }
-
-    /// Ends it, over what another way of writing may have left there, and answers its length.
-    fn ended(self) -> usize {
-        self.bytes[self.len..].fill(0);
-        self.len
     }
 }
 
@@ -344,8 +339,10 @@ mod tests {
         for number in
             powers.flat_map(|power| [power - 1, power, power + 1, 9 * (power / 10), u64::MAX / power])
         {
-            let label = Label::new(Fields::from("n").tokens(number));
-            assert_eq!(label.as_str(), format!("n tokens={number}"));
+            for scope in ["n", "numbers of every length"] {
+                let label = Label::new(Fields::from(scope).tokens(number));
+                assert_eq!(label.as_str(), format!("{scope} tokens={number}"));
+            }
         }
     }
 
@@ -375,6 +372,33 @@ mod tests {
             } else {
                 prop_assert!(label.as_bytes().len() > 255 - 4);
             }
+        }
+
+        #[test]
+        fn what_is_written_at_once_is_what_is_written_piece_by_piece(
+            from in 0..40_usize, len in 0..40_usize, wire in 0..9_i32, tokens in 0..1_100_000_u64,
+            begin in 0..200_u32, end in 0..1_100_000_u32, device in 0..12_u32, present in 0..16_u8,
+        ) {
+            // With a NUL in some of them, and characters of two bytes.
+            const TEXT: &str = "ds4.some_scope of any length \u{e9}\u{e9} up to 32 bytes\0, and longer ones than that";
+            let from = TEXT.floor_char_boundary(from);
+            let mut fields = Fields::from(&TEXT[from..TEXT.floor_char_boundary(from + len)]);
+            if present & 1 != 0 { fields = fields.mode(Phase::from_wire(wire).unwrap()); }
+            if present & 2 != 0 { fields = fields.tokens(tokens); }
+            if present & 4 != 0 { fields = fields.layers(begin..end); }
+            if present & 8 != 0 { fields = fields.device(device); }
+            let (mut once, mut pieces) = ([0; TEXT_MAX + 1], [0; TEXT_MAX + 1]);
+            let pieces_len = piece_by_piece(&mut pieces, &fields);
+            if let Some(len) = at_once(&mut once, &fields) {
+                prop_assert_eq!(len, pieces_len);
+            } else {
+                let name = fields.scope().name();
+                let long = [tokens, end.into()].iter().any(|number| *number > 999_999);
+                prop_assert!(long || !(8..=32).contains(&name.len()) || name.contains('\0'), "{fields:?}");
+                // What it left there must not be seen.
+                prop_assert_eq!(piece_by_piece(&mut once, &fields), pieces_len);
+            }
+            prop_assert_eq!(&once[..], &pieces[..]);
         }
 
         #[test]

@@ -139,6 +139,20 @@ mod tests {
     }
 
     #[test]
+    fn a_token_of_an_earlier_range_at_the_same_level_is_worth_nothing() {
+        let nesting = Nesting::new();
+        let parent = nesting.push();
+        let earlier = nesting.push();
+        assert_eq!(nesting.pop(earlier), 1);
+        for _ in 0..1000 {
+            let now = nesting.push();
+            assert_eq!(nesting.pop(earlier), 0);
+            assert_eq!(nesting.pop(now), 1);
+        }
+        assert_eq!(nesting.pop(parent), 1);
+    }
+
+    #[test]
     fn a_forgotten_range_ends_with_its_parent() {
         let nesting = Nesting::new();
         let parent = nesting.push();
