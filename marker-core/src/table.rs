@@ -53,23 +53,27 @@ pub(crate) fn at_home(fields: &Fields) -> Result<&'static Label, u64> {
     }
 }
 
-/// Calls nothing on its way to a label that is there or to a bucket that is full, so it saves no register.
+/// Calls nothing on its way to a bucket that is full, so it saves no register for a label that is fresh.
 #[inline(never)]
 pub(crate) fn away(fields: &Fields, hash: u64) -> Option<&'static Label> {
-    let (bucket, tag) = (home(hash) / PLACES, tag(hash));
+    let bucket = home(hash) / PLACES;
     // Acquire: a tag is set when its label is there.
     let tags = TAGS[bucket].load(Ordering::Acquire);
-    let candidates = zero_bytes(tags ^ (tag * ONES));
-    if candidates == 0 {
-        if zero_bytes(tags) == 0 {
-            return None;
-        }
-    } else if let Some(label) = TABLE[bucket * PLACES + candidates.trailing_zeros() as usize / 8].get()
-        && label.is_of(fields)
-    {
-        return Some(label);
+    let candidates = zero_bytes(tags ^ (tag(hash) * ONES));
+    if candidates != 0 {
+        return candidate(fields, hash, bucket * PLACES + candidates.trailing_zeros() as usize / 8);
     }
-    search(fields, hash)
+    if zero_bytes(tags) == 0 { None } else { search(fields, hash) }
+}
+
+/// The label in a slot whose tag is right. Its scope may be another crate's copy of the same name, which has an address
+/// of its own, so that it was not known at home.
+#[inline(never)]
+fn candidate(fields: &Fields, hash: u64, slot: usize) -> Option<&'static Label> {
+    match TABLE[slot].get() {
+        Some(label) if label.fields() == Some(fields) => Some(label),
+        _ => search(fields, hash),
+    }
 }
 
 /// The place where a label lies if it came there first: the high bits of a product are its best.
@@ -119,6 +123,9 @@ mod tests {
         let again = intern(&known).unwrap();
         assert!(core::ptr::eq(first, again));
         assert_eq!(again.as_str(), "table.known tokens=3");
+        let copy = std::boxed::Box::leak(std::string::String::from("table.known").into_boxed_str());
+        let elsewhere = intern(&Fields::new(Scope::new(copy)).tokens(3)).unwrap();
+        assert!(core::ptr::eq(first, elsewhere), "the same name at another address");
         assert!(again.slot().unwrap() < TABLE_SLOTS);
     }
 
