@@ -180,6 +180,21 @@ impl Nvtx {
     /// What a push is worth when somebody hears: apart, so that one which nobody hears saves no register.
     #[inline(never)]
     fn open(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
+        if local.shard.is_own() {
+            self.open_counted(domain, local, label)
+        } else {
+            self.open_elsewhere(domain, local, label)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn open_elsewhere(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
+        self.open_counted(domain, local, label)
+    }
+
+    #[inline]
+    fn open_counted(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
         let Some(nested) = sys::nested() else {
             TALLY.failed(&local.shard);
             return Token::NOT_TAKEN;
@@ -221,7 +236,7 @@ impl Nvtx {
 #[inline(never)]
 fn close(domain: sys::Domain, local: &Local, token: Token) {
     match local.open.pop(token) {
-        1 => {
+        1 if local.shard.is_own() => {
             TALLY.popped(&local.shard, 1);
             // Last, so that nothing has to be kept for after it.
             sys::pop(domain);
