@@ -22,9 +22,11 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     // Everything that can be refused without a model is, and then everything that can be without weights.
     let threads = choose::threads(args.models.threads)?;
     let device = choose::device(&args.models.device, threads)?;
-    let record = args.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
-    let markers = Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), record)?;
-    let files = Files::check(args.record.as_deref(), args.stats.as_deref())?;
+    let record =
+        args.witness.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
+    let markers =
+        Assembly::new(&chosen_markers(args.witness.markers.as_deref())?, args.witness.detail.into(), record)?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     if args.context_shift {
         return Err(CliError::ContextShift);
     }

@@ -21,9 +21,12 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
     let stop = Stop::on_signals().map_err(CliError::Serving)?;
     let threads = choose::threads(args.threads)?;
     let device = choose::device(&args.device, threads)?;
-    let markers =
-        Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), args.record.is_some())?;
-    let files = Files::check(args.record.as_deref(), args.stats.as_deref())?;
+    let markers = Assembly::new(
+        &chosen_markers(args.witness.markers.as_deref())?,
+        args.witness.detail.into(),
+        args.witness.record.is_some(),
+    )?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     let bad = |why: String| CliError::BadAddress { given: args.listen.clone(), why };
     // A place that cannot be listened at is told before weights are read; who connects early waits.
     let listener = match args.listen.as_str() {
