@@ -34,31 +34,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("the engine's nvtx and record", both.markers()),
     ];
     println!("### A range in cold caches\n\n{}; medians of {RUNS}\n", machine::describe());
-    println!(
-        "| heard by | push ns | pop ns | a range, over nobody | the same, warm |\n|---|---:|---:|---:|---:|"
-    );
+    println!("| heard by | push ns | pop ns | a range, over nobody |\n|---|---:|---:|---:|");
     let weights = vec![1_u64; PASS_BYTES / size_of::<u64>()];
     let pass = || {
         black_box(weights.iter().fold(0_u64, |sum, weight| sum.wrapping_add(*weight)));
     };
     // In turns, so that what else the machine does falls on all alike.
-    let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; heard.len()];
+    let mut times = vec![[Vec::new(), Vec::new()]; heard.len()];
     for _ in 0..RUNS {
-        for ((_, markers), [push, pop, warm]) in heard.iter().zip(&mut times) {
+        for ((_, markers), [push, pop]) in heard.iter().zip(&mut times) {
             let (pushed, popped) = range(*markers, pass);
             push.push(nanoseconds(pushed));
             pop.push(nanoseconds(popped));
-            // The second is warm.
-            range(*markers, || ());
-            let (pushed, popped) = range(*markers, || ());
-            warm.push(nanoseconds(pushed + popped));
         }
     }
-    let nobody = times[0].clone().map(|times| median(&times));
-    for ((name, _), times) in heard.iter().zip(&times) {
-        let [push, pop, warm] = times.each_ref().map(|times| median(times));
-        let over = push + pop - nobody[0] - nobody[1];
-        println!("| {name} | {push:.0} | {pop:.0} | {over:.0} | {:.0} |", warm - nobody[2]);
+    let medians: Vec<_> = times.iter().map(|times| times.each_ref().map(|times| median(times))).collect();
+    for ((name, _), [push, pop]) in heard.iter().zip(&medians) {
+        let over = push + pop - medians[0][0] - medians[0][1];
+        println!("| {name} | {push:.0} | {pop:.0} | {over:.0} |");
     }
     Ok(())
 }
