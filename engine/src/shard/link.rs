@@ -162,9 +162,10 @@ impl Spawned {
     fn ended(&mut self) -> Option<String> {
         let child = self.child.as_mut()?;
         let status = wait(child, Duration::from_millis(500))?;
-        Some(match status.success() {
-            true => "its process left, as when it is asked to by a signal".into(),
-            false => format!("its process ended with {status}"),
+        Some(if status.success() {
+            "its process left, as when it is asked to by a signal".into()
+        } else {
+            format!("its process ended with {status}")
         })
     }
 

@@ -235,7 +235,11 @@ mod tests {
             (Some("0..9@cpu"), None, "the shards end at layer 9, but the model has 8 layers"),
             (Some("0..4@cpu,cpu"), None, "either every shard has a range of layers or none"),
             (Some("0..8@cpu"), Some("1"), "the shards have ranges of layers already"),
-            (Some("cpu,cpu"), Some("1:2:3"), "--split has another number of weights (3) than there are shards (2)"),
+            (
+                Some("cpu,cpu"),
+                Some("1:2:3"),
+                "--split has another number of weights (3) than there are shards (2)",
+            ),
             (Some("0-4@cpu"), None, "'0-4' is no range of layers"),
             (Some("0..4"), None, "'0..4' is no range of layers"),
             (Some("0..8@"), None, "'' names nothing"),
