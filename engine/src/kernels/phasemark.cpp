@@ -883,6 +883,22 @@ KERNEL THREADS(32, 1) void choose(Argmax a) {
     if (thread_x() == 0) a.tokens[row] = id == 0xffffffff ? 0 : id;
 }
 
+// How many of the proposed tokens the model says itself, up to the first that it does not. At most 31.
+struct Accept {
+    const u32 *said;     // [count + 1]: after the last emitted token and each proposed one
+    const u32 *proposed; // [count]
+    u32 *accepted;
+    u32 count;
+};
+KERNEL THREADS(32, 1) void accept(Accept a) {
+    begin();
+    u32 i = lane();
+    bool stands = i < a.count && a.said[i] == a.proposed[i];
+    // The first lane that does not stand; the one behind the last proposal never does.
+    float first = -wave_max(stands ? -32.0f : -(float)i);
+    if (i == 0) *a.accepted = (u32)first;
+}
+
 // ---- for the host's tests -------------------------------------------------------------------------
 
 // Offset and size of each field, so that the host's structs can be compared with these.
@@ -915,4 +931,7 @@ LAYOUT(Flash, F(q), F(keys), F(values), F(out), F(start), F(rows), F(heads), F(k
 #undef S
 #define S Argmax
 LAYOUT(Argmax, F(logits), F(tokens), F(tops), F(ids), F(vocab), F(stride), F(parts))
+#undef S
+#define S Accept
+LAYOUT(Accept, F(said), F(proposed), F(accepted), F(count))
 #undef S

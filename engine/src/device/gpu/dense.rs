@@ -112,7 +112,7 @@ impl Model {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
             self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&wide.normed, true), on)?;
             self.multiply_dense(&layer.qkv, &wide.normed, &wide.partial, rows, on)?;
-            self.rotate(layer, (&wide.partial, 1), &wide.q, &wide.inputs, keys, rows, on)?;
+            self.rotate(layer, (&wide.partial, 1), &wide.q, wide.inputs.at(), keys, rows, on)?;
             self.flash(wide, keys, start, rows, on)?;
             self.multiply_dense(&layer.o, &wide.attended, &wide.partial, rows, on)?;
             waiting = Waiting { splits: 1, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };

@@ -4,14 +4,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{Buffer, Driver, Handle, Pinned, Stream};
 use super::kernels::{
-    Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS,
+    Accept, Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS,
     NORM_WIDTH, Norm, PLANES, Rotate,
 };
 use super::weights::{Matrix, values_on, vector};
-use crate::device::{DeviceError, Part};
+use crate::device::{DeviceError, MOST_UNSEEN, Part};
 use crate::model::{Checkpoint, Config, LayerWeights, Linear};
 
 /// Inputs that a step of the matrix kernels takes.
@@ -133,8 +134,52 @@ pub(super) struct Buffers {
     pub(super) logits: Buffer,
     tops: Buffer,
     ids: Buffer,
+    /// Chosen token ids; behind them, how many proposals stand.
     pub(super) tokens: Buffer,
     pub(super) tokens_host: Pinned<u32>,
+    /// What a shard runs ahead with.
+    pub(super) ahead_host: Pinned<u32>,
+}
+
+/// What runs ahead of the host: the draft's passes of a round, whose token ids go from pass to pass in [`ids`](Self::ids).
+///
+/// The host lays out each pass's position and the first pass's token ids, at the places that [`Ahead`] says; each pass
+/// then adds the id that it chose.
+pub(super) struct Ahead {
+    pub(super) stream: Stream,
+    pub(super) ids: Buffer,
+    /// Whether nobody has waited since.
+    pub(super) is_under_way: AtomicBool,
+}
+
+impl Ahead {
+    /// Where in [`ids`](Self::ids) the first pass's token ids are; before them are the passes' positions.
+    pub(super) const TOKENS: usize = MOST_UNSEEN;
+    /// Where those that were chosen are.
+    pub(super) const CHOSEN: usize = Ahead::TOKENS + MAX_ROWS;
+
+    pub(super) fn new(driver: &Arc<dyn Driver>, stream: Stream) -> Result<Self, DeviceError> {
+        let bytes = (Ahead::CHOSEN + MOST_UNSEEN) * size_of::<u32>();
+        let ids = Buffer::zeroed(driver, bytes, "a pass", stream.handle())?;
+        Ok(Ahead { stream, ids, is_under_way: AtomicBool::new(false) })
+    }
+
+    /// Waits for what is under way, so that what it reads may be written.
+    pub(super) fn settle(&self) -> Result<(), DeviceError> {
+        if self.is_under_way.swap(false, Ordering::Relaxed) { self.stream.synchronise() } else { Ok(()) }
+    }
+
+    fn id(&self, at: usize) -> u64 {
+        self.ids.at() + (at * size_of::<u32>()) as u64
+    }
+}
+
+/// Where a pass finds its first row's position and its rows' token ids, and where it leaves those that it chooses.
+#[derive(Clone, Copy)]
+struct Ids {
+    start: u64,
+    tokens: u64,
+    chosen: u64,
 }
 
 /// What a pass over at most [`MAX_ROWS`] rows is to do; equal ones are the same launches.
@@ -157,6 +202,11 @@ pub(super) enum Out {
     Tokens(Range<usize>),
     /// Those, and the logits are left on the device.
     Logits(Range<usize>),
+    /// So many tokens behind the rows, one a pass; they stay on the device.
+    Proposed(usize),
+    /// The token ids of all rows, and how many of the ids behind the first row's, which are on the device already, are
+    /// the same.
+    Accepted,
 }
 
 /// Where a residual stream is, and sums that may be added to it.
@@ -285,16 +335,69 @@ impl Model {
         &self,
         steps: &Steps,
         buffers: &Buffers,
+        ahead: &Ahead,
         cache: &Buffer,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
         let (rows, on) = (steps.rows, stream.handle());
-        let Shape { width, .. } = self.shape;
-        buffers.inputs_host.upload(&buffers.inputs, 1 + rows, on)?;
+        let ids =
+            Ids { start: buffers.inputs.at(), tokens: buffers.tokens_in(), chosen: buffers.tokens.at() };
+        match &steps.out {
+            Out::Proposed(count) => {
+                buffers.ahead_host.upload(&ahead.ids, Ahead::CHOSEN, on)?;
+                for pass in 0..*count {
+                    let (from, rows) =
+                        if pass == 0 { (Ahead::TOKENS, rows) } else { (Ahead::CHOSEN + pass - 1, 1) };
+                    let steps = Steps { rows, chunks: steps.chunks, out: Out::Tokens(rows - 1..rows) };
+                    let ids = Ids {
+                        start: ahead.id(pass),
+                        tokens: ahead.id(from),
+                        chosen: ahead.id(Ahead::CHOSEN + pass),
+                    };
+                    self.pass(&steps, ids, buffers, cache, on)?;
+                }
+                Ok(())
+            }
+            Out::Accepted => {
+                buffers.inputs_host.upload(&buffers.inputs, 2, on)?;
+                let steps = Steps { out: Out::Tokens(0..rows), ..steps.clone() };
+                self.pass(&steps, ids, buffers, cache, on)?;
+                let accept = Accept {
+                    said: ids.chosen,
+                    proposed: ids.tokens + size_of::<u32>() as u64,
+                    accepted: ids.chosen + (MAX_ROWS * size_of::<u32>()) as u64,
+                    count: rows as u32 - 1,
+                };
+                self.kernels.launch(Kernel::Accept, [1, 1, 1], 32, accept, on)?;
+                buffers.tokens_host.download(&buffers.tokens, 1 + MAX_ROWS, on)
+            }
+            out => {
+                buffers.inputs_host.upload(&buffers.inputs, 1 + rows, on)?;
+                self.pass(steps, ids, buffers, cache, on)?;
+                match out {
+                    Out::Tokens(wanted) | Out::Logits(wanted) => {
+                        buffers.tokens_host.download(&buffers.tokens, wanted.len(), on)
+                    }
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// One pass, from where its inputs are on the device to where its answer is.
+    fn pass(
+        &self,
+        steps: &Steps,
+        ids: Ids,
+        buffers: &Buffers,
+        cache: &Buffer,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let (rows, Shape { width, .. }) = (steps.rows, self.shape);
         if let Some(table) = self.embedding.as_ref().filter(|_| self.part.embedding) {
             let embed = Embed {
                 x: buffers.x.at(),
-                tokens: buffers.tokens_in(),
+                tokens: ids.tokens,
                 table: table.at(),
                 width: width as u32,
                 w_planes: table.planes as u32,
@@ -308,10 +411,10 @@ impl Model {
         for (number, layer) in self.layers.iter().enumerate() {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
             let next = self.layers.get(number + 1).map(|layer| &layer.qkv);
-            waiting = self.layer(layer, next.or(self.head_weights()), waiting, steps, buffers, keys, on)?;
+            waiting =
+                self.layer(layer, next.or(self.head_weights()), waiting, steps, ids, buffers, keys, on)?;
         }
         match &steps.out {
-            Out::Nothing => Ok(()),
             Out::Hidden => {
                 if waiting.splits > 0 {
                     self.norm(None, waiting, stream_rows, 0..rows, (&buffers.normed, false), on)?;
@@ -319,9 +422,9 @@ impl Model {
                 buffers.x_host.download(&buffers.x, rows * width, on)
             }
             Out::Tokens(wanted) | Out::Logits(wanted) => {
-                self.leave(waiting, stream_rows, wanted.clone(), buffers, on)?;
-                buffers.tokens_host.download(&buffers.tokens, wanted.len(), on)
+                self.leave(waiting, stream_rows, wanted.clone(), ids.chosen, buffers, on)
             }
+            Out::Nothing | Out::Proposed(_) | Out::Accepted => Ok(()),
         }
     }
 
@@ -331,6 +434,7 @@ impl Model {
         next: Option<&Matrix>,
         waiting: Waiting,
         steps: &Steps,
+        ids: Ids,
         buffers: &Buffers,
         keys: u64,
         on: Handle,
@@ -342,7 +446,7 @@ impl Model {
         let splits =
             self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
         let values = keys + self.cache_bytes() as u64;
-        self.rotate(layer, (&buffers.partial, splits), &buffers.q, &buffers.inputs, keys, rows, on)?;
+        self.rotate(layer, (&buffers.partial, splits), &buffers.q, ids.start, keys, rows, on)?;
         let attend = Attend {
             q: buffers.q.at(),
             keys,
@@ -350,7 +454,7 @@ impl Model {
             sums: buffers.chunk_sums.at(),
             stats: buffers.chunk_stats.at(),
             planes: buffers.attended.at(),
-            start: buffers.inputs.at(),
+            start: ids.start,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             head_dim: head_dim as u32,
@@ -389,12 +493,13 @@ impl Model {
         Ok(Waiting { splits, width: layer.down.outputs, bias: at(layer.down_bias.as_ref()) })
     }
 
-    /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`].
+    /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`]; their token ids go to `chosen`.
     pub(super) fn leave(
         &self,
         waiting: Waiting,
         stream: Rows<'_>,
         wanted: Range<usize>,
+        chosen: u64,
         buffers: &Buffers,
         on: Handle,
     ) -> Result<(), DeviceError> {
@@ -407,7 +512,7 @@ impl Model {
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
             logits: buffers.logits.at(),
-            tokens: buffers.tokens.at(),
+            tokens: chosen,
             tops: buffers.tops.at(),
             ids: buffers.ids.at(),
             vocab: self.shape.vocab as u32,
@@ -458,7 +563,7 @@ impl Model {
         layer: &Layer,
         (partial, splits): (&Buffer, usize),
         q: &Buffer,
-        start: &Buffer,
+        start: u64,
         keys: u64,
         rows: usize,
         on: Handle,
@@ -474,7 +579,7 @@ impl Model {
             q: q.at(),
             keys,
             values: keys + self.cache_bytes() as u64,
-            start: start.at(),
+            start,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             head_dim: head_dim as u32,
@@ -560,8 +665,9 @@ impl Buffers {
             logits: new(MAX_ROWS * model.logits_width() * 4)?,
             tops: new(MAX_ROWS * 32 * 4)?,
             ids: new(MAX_ROWS * 32 * 4)?,
-            tokens: new(MAX_ROWS * 4)?,
-            tokens_host: Pinned::new(driver, MAX_ROWS)?,
+            tokens: new((MAX_ROWS + 1) * 4)?,
+            tokens_host: Pinned::new(driver, MAX_ROWS + 1)?,
+            ahead_host: Pinned::new(driver, Ahead::CHOSEN)?,
         })
     }
 

@@ -92,6 +92,8 @@ arguments! {
     }
     /// The largest logit.
     Argmax { logits: u64, tokens: u64, tops: u64, ids: u64, vocab: u32, stride: u32, parts: u32 }
+    /// How much of what was proposed stands.
+    Accept { said: u64, proposed: u64, accepted: u64, count: u32 }
 }
 
 macro_rules! kernels {
@@ -136,6 +138,7 @@ kernels! {
     Flash128 = "flash_128" takes Flash,
     Argmax = "argmax" takes Argmax,
     Choose = "choose" takes Argmax,
+    Accept = "accept" takes Accept,
 }
 
 impl Kernel {
