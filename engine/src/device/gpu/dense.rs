@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::driver::{Buffer, Driver, Handle, Stream};
-use super::forward::{Model, Rows, Shape, Waiting, at};
-use super::kernels::{DENSE_ROWS, Dense, Embed, FLASH_DIM, FLASH_ROWS, Flash, Kernel, WIDE_THREADS};
+use super::forward::{Buffers, Model, Rows, Shape, Waiting, at};
+use super::kernels::{DENSE_ROWS, Dense, FLASH_DIM, FLASH_ROWS, Flash, Kernel, WIDE_THREADS};
 use super::weights::Matrix;
 use crate::device::DeviceError;
 
@@ -79,6 +79,7 @@ impl Model {
         enter: Enter<'_>,
         start: usize,
         wide: &Wide,
+        buffers: &Buffers,
         cache: &Buffer,
         stream: &Stream,
     ) -> Result<(usize, Waiting), DeviceError> {
@@ -91,14 +92,8 @@ impl Model {
                 let Some(table) = &self.embedding else {
                     return Err(DeviceError::BadPass("token ids for a part without the embedding".into()));
                 };
-                let embed = Embed {
-                    x: wide.x.at(),
-                    tokens: wide.inputs.at() + size_of::<u32>() as u64,
-                    table: table.at(),
-                    width: width as u32,
-                    w_planes: table.planes as u32,
-                };
-                self.kernels.launch(Kernel::Embed, [tokens.len(), 1, 1], 256, embed, on)?;
+                let ids = wide.inputs.at() + size_of::<u32>() as u64;
+                self.enter(Some(table), None, &wide.x, ids, buffers, tokens.len(), on)?;
                 tokens.len()
             }
             Enter::Hidden(values) => {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{Buffer, Driver, Handle, Pinned, Stream};
 use super::kernels::{
-    Accept, Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS,
-    NORM_WIDTH, Norm, PLANES, Rotate,
+    ADD_OUTPUTS, ADD_THREADS, Accept, Add, Argmax, Attend, CHUNK, EMBED_PARTS, Embed, FEW_K, FEW_OUTPUTS,
+    FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, NORM_WIDTH, Norm, PLANES, Qkv, ROTATE_HEADS, Rotate,
 };
 use super::weights::{Matrix, values_on, vector};
 use crate::device::{DeviceError, MOST_UNSEEN, Part};
@@ -24,9 +24,12 @@ const BUSY: usize = 256;
 /// Splits of a sum at most: the next kernel has to add them.
 const MOST_SPLITS: usize = 16;
 /// Bytes of the next matrix to ask for while small kernels run: what helped most on an H200, of 4 to 32 MiB.
-const AHEAD: usize = 8 << 20;
+const AHEAD: usize = 2 << 20;
 /// What one such request brings.
 const AHEAD_LINE: u32 = 128;
+/// Rows of a pass whose queries are turned by every block of attention that needs them. For more that takes longer than a
+/// kernel of its own.
+const TURNED_ROWS: usize = 2;
 /// Logits that one block of `argmax` takes.
 const ARGMAX: usize = 8192;
 
@@ -123,13 +126,17 @@ pub(super) struct Buffers {
     pub(super) x_host: Pinned<f32>,
     /// Planes of normed, attended and gated rows.
     normed: Buffer,
+    /// What the normed rows are still to be scaled by: sums of squares.
+    squares: Buffer,
     attended: Buffer,
     gated: Buffer,
-    /// Sums of the last matrix, by split.
+    /// Sums of queries, keys and values, by split.
     partial: Buffer,
     q: Buffer,
     chunk_sums: Buffer,
     chunk_stats: Buffer,
+    /// Chunks that are done, a key/value head; zeros between passes.
+    chunks_done: Buffer,
     /// `[MAX_ROWS, vocab]`, padded.
     pub(super) logits: Buffer,
     tops: Buffer,
@@ -186,6 +193,8 @@ struct Ids {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Steps {
     pub(super) rows: usize,
+    /// Whether hidden state comes in, rather than token ids.
+    pub(super) hidden: bool,
     /// Chunks of the cache that attention looks at, at least those in use.
     pub(super) chunks: usize,
     pub(super) out: Out,
@@ -348,7 +357,7 @@ impl Model {
                 for pass in 0..*count {
                     let (from, rows) =
                         if pass == 0 { (Ahead::TOKENS, rows) } else { (Ahead::CHOSEN + pass - 1, 1) };
-                    let steps = Steps { rows, chunks: steps.chunks, out: Out::Tokens(rows - 1..rows) };
+                    let steps = Steps { rows, out: Out::Tokens(rows - 1..rows), ..steps.clone() };
                     let ids = Ids {
                         start: ahead.id(pass),
                         tokens: ahead.id(from),
@@ -394,103 +403,107 @@ impl Model {
         on: Handle,
     ) -> Result<(), DeviceError> {
         let (rows, Shape { width, .. }) = (steps.rows, self.shape);
-        if let Some(table) = self.embedding.as_ref().filter(|_| self.part.embedding) {
-            let embed = Embed {
-                x: buffers.x.at(),
-                tokens: ids.tokens,
-                table: table.at(),
-                width: width as u32,
-                w_planes: table.planes as u32,
-            };
-            self.kernels.launch(Kernel::Embed, [rows, 1, 1], 256, embed, on)?;
-        } else {
+        if steps.hidden {
             buffers.x_host.upload(&buffers.x, rows * width, on)?;
         }
-        let stream_rows = Rows { x: &buffers.x, partial: &buffers.partial, rows };
-        let mut waiting = Waiting::default();
-        for (number, layer) in self.layers.iter().enumerate() {
+        let table = self.embedding.as_ref().filter(|_| !steps.hidden);
+        let head_norm = self.head.as_ref().map(|head| &head.norm);
+        let norm = self.layers.first().map(|layer| &layer.input_norm).or(head_norm);
+        self.enter(table, norm, &buffers.x, ids.tokens, buffers, rows, on)?;
+        for number in 0..self.layers.len() {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
-            let next = self.layers.get(number + 1).map(|layer| &layer.qkv);
-            waiting =
-                self.layer(layer, next.or(self.head_weights()), waiting, steps, ids, buffers, keys, on)?;
+            self.layer(number, steps, ids, buffers, keys, on)?;
         }
         match &steps.out {
-            Out::Hidden => {
-                if waiting.splits > 0 {
-                    self.norm(None, waiting, stream_rows, 0..rows, (&buffers.normed, false), on)?;
-                }
-                buffers.x_host.download(&buffers.x, rows * width, on)
-            }
+            Out::Hidden => buffers.x_host.download(&buffers.x, rows * width, on),
             Out::Tokens(wanted) | Out::Logits(wanted) => {
-                self.leave(waiting, stream_rows, wanted.clone(), ids.chosen, buffers, on)
+                let planes = buffers.normed.at() + (wanted.start * width * 2) as u64;
+                let squares = buffers.squares.at() + (wanted.start * self.square_parts() * 4) as u64;
+                self.head(planes, squares, wanted.len(), ids.chosen, buffers, on)
             }
             Out::Nothing | Out::Proposed(_) | Out::Accepted => Ok(()),
         }
     }
 
+    /// How rows come in: from a table by their token ids, else as they are in `x`. With a norm they are normed but for
+    /// the scale, as [`add`](Self::add) leaves them.
+    pub(super) fn enter(
+        &self,
+        table: Option<&Matrix>,
+        norm: Option<&Buffer>,
+        x: &Buffer,
+        tokens: u64,
+        buffers: &Buffers,
+        rows: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let parts = self.square_parts();
+        let embed = Embed {
+            x: x.at(),
+            tokens,
+            table: table.map_or(0, Matrix::at),
+            norm: at(norm),
+            out: buffers.normed.at(),
+            squares: buffers.squares.at(),
+            width: self.shape.width as u32,
+            w_planes: table.map_or(0, |table| table.planes) as u32,
+            square_parts: parts as u32,
+        };
+        self.kernels.launch(Kernel::Embed, [rows, parts.div_ceil(EMBED_PARTS), 1], 256, embed, on)
+    }
+
+    /// A layer over normed rows that are still to be scaled; so are those that it leaves.
     fn layer(
         &self,
-        layer: &Layer,
-        next: Option<&Matrix>,
-        waiting: Waiting,
+        number: usize,
         steps: &Steps,
         ids: Ids,
         buffers: &Buffers,
         keys: u64,
         on: Handle,
-    ) -> Result<Waiting, DeviceError> {
-        let Shape { heads, kv_heads, head_dim, attended, inner, .. } = self.shape;
-        let stream = Rows { x: &buffers.x, partial: &buffers.partial, rows: steps.rows };
+    ) -> Result<(), DeviceError> {
+        let layer = &self.layers[number];
+        let next = self.layers.get(number + 1);
+        let Shape { kv_heads, attended, inner, .. } = self.shape;
         let Steps { rows, chunks, .. } = *steps;
-        self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
-        let splits =
-            self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
-        let values = keys + self.cache_bytes() as u64;
-        self.rotate(layer, (&buffers.partial, splits), &buffers.q, ids.start, keys, rows, on)?;
+        let (normed, squares, splits) = (buffers.normed.at(), buffers.squares.at(), splits(&layer.qkv));
+        self.few_rows(&layer.qkv, Some(&layer.o), normed, squares, &buffers.partial, rows, splits, on)?;
+        let turns = rows <= TURNED_ROWS;
+        if !turns {
+            self.rotate(layer, (&buffers.partial, splits), &buffers.q, ids.start, keys, rows, on)?;
+        }
         let attend = Attend {
-            q: buffers.q.at(),
+            qkv: self.qkv(layer, (&buffers.partial, splits), ids.start, rows),
+            q: if turns { 0 } else { buffers.q.at() },
             keys,
-            values,
+            values: keys + self.cache_bytes() as u64,
             sums: buffers.chunk_sums.at(),
             stats: buffers.chunk_stats.at(),
             planes: buffers.attended.at(),
-            start: ids.start,
-            heads: heads as u32,
-            kv_heads: kv_heads as u32,
-            head_dim: head_dim as u32,
+            done: buffers.chunks_done.at(),
             chunks: chunks as u32,
             width: attended as u32,
         };
-        self.kernels.launch(Kernel::Attend, [kv_heads, chunks, rows], 256, attend, on)?;
-        if chunks > 1 {
-            self.kernels.launch(Kernel::Merge, [rows, heads, 1], 64, attend, on)?;
-        }
-        let splits =
-            self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
-        let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
-        self.norm(Some(&layer.post_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
+        self.kernels.launch(Kernel::Attend, [kv_heads, chunks, 1], 256, attend, on)?;
+        let (o, bias) = (&layer.o, layer.o_bias.as_ref());
+        let post_norm = Some(&layer.post_norm);
+        self.add(o, bias, Some(&layer.gate_up), post_norm, &buffers.attended, buffers, rows, on)?;
         let gate_up = &layer.gate_up;
-        let (ahead, ahead_bytes) = ahead(Some(&layer.down));
-        let few = Few {
+        let gated = Few {
             out: buffers.gated.at(),
-            planes: buffers.normed.at(),
-            weights: gate_up.at(),
             bias: at(layer.gate_up_bias.as_ref()),
-            ahead,
-            ahead_bytes,
-            ahead_line: AHEAD_LINE,
-            outputs: gate_up.outputs as u32,
-            width: gate_up.width as u32,
-            w_planes: gate_up.planes as u32,
-            rows: rows as u32,
-            splits: 1,
             out_width: inner as u32,
+            ..self.few_argument(gate_up, Some(&layer.down), normed, squares, rows, 1)
         };
         let kernel = if rows <= 8 { Kernel::Gated8 } else { Kernel::Gated16 };
         let blocks = [gate_up.outputs / FEW_OUTPUTS, 1, 1];
-        self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)?;
-        let splits = self.multiply(&layer.down, next, &buffers.gated, &buffers.partial, rows, on)?;
-        Ok(Waiting { splits, width: layer.down.outputs, bias: at(layer.down_bias.as_ref()) })
+        self.kernels.launch(kernel, blocks, FEW_THREADS as usize, gated, on)?;
+        let (down, bias) = (&layer.down, layer.down_bias.as_ref());
+        let (next_matrix, next_norm) = match next {
+            Some(next) => (Some(&next.qkv), Some(&next.input_norm)),
+            None => (self.head_weights(), self.head.as_ref().map(|head| &head.norm)),
+        };
+        self.add(down, bias, next_matrix, next_norm, &buffers.gated, buffers, rows, on)
     }
 
     /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`]; their token ids go to `chosen`.
@@ -503,12 +516,25 @@ impl Model {
         buffers: &Buffers,
         on: Handle,
     ) -> Result<(), DeviceError> {
-        let (Some(head), Some(weights)) = (&self.head, self.head_weights()) else {
+        let (count, norm) = (wanted.len(), self.head.as_ref().map(|head| &head.norm));
+        self.norm(norm, waiting, stream, wanted, (&buffers.normed, false), on)?;
+        self.head(buffers.normed.at(), 0, count, chosen, buffers, on)
+    }
+
+    /// Head and argmax of `count` normed rows.
+    fn head(
+        &self,
+        planes: u64,
+        squares: u64,
+        count: usize,
+        chosen: u64,
+        buffers: &Buffers,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let Some(weights) = self.head_weights() else {
             return Err(DeviceError::BadPass("token ids from a part without the head".into()));
         };
-        let count = wanted.len();
-        self.norm(Some(&head.norm), waiting, stream, wanted, (&buffers.normed, false), on)?;
-        self.few_rows(weights, None, &buffers.normed, &buffers.logits, count, 1, on)?;
+        self.few_rows(weights, None, planes, squares, &buffers.logits, count, 1, on)?;
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
             logits: buffers.logits.at(),
@@ -568,17 +594,22 @@ impl Model {
         rows: usize,
         on: Handle,
     ) -> Result<(), DeviceError> {
+        let qkv = self.qkv(layer, (partial, splits), start, rows);
+        let rotate = Rotate { qkv, q: q.at(), keys, values: keys + self.cache_bytes() as u64 };
+        let heads = self.shape.heads + 2 * self.shape.kv_heads;
+        self.kernels.launch(Kernel::Rotate, [rows, heads.div_ceil(ROTATE_HEADS), 1], 128, rotate, on)
+    }
+
+    /// What becomes of the sums of queries, keys and values in `partial`.
+    fn qkv(&self, layer: &Layer, (partial, splits): (&Buffer, usize), start: u64, rows: usize) -> Qkv {
         let Shape { heads, kv_heads, head_dim, epsilon, .. } = self.shape;
-        let rotate = Rotate {
+        Qkv {
             partial: partial.at(),
             bias: at(layer.qkv_bias.as_ref()),
             q_norm: at(layer.q_norm.as_ref()),
             k_norm: at(layer.k_norm.as_ref()),
             cosines: self.cosines.at(),
             sines: self.sines.at(),
-            q: q.at(),
-            keys,
-            values: keys + self.cache_bytes() as u64,
             start,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
@@ -589,41 +620,28 @@ impl Model {
             epsilon,
             // Scores are powers of two, so that the softmax is `exp2`.
             scale: std::f32::consts::LOG2_E / (head_dim as f32).sqrt(),
-        };
-        self.kernels.launch(Kernel::Rotate, [rows, heads + 2 * kv_heads, 1], 128, rotate, on)
+        }
     }
 
-    /// Sums of a matrix by split, to `out`; answers how many splits.
-    fn multiply(
+    /// Sums of squares of a row.
+    fn square_parts(&self) -> usize {
+        self.shape.width.next_multiple_of(FEW_OUTPUTS) / ADD_OUTPUTS
+    }
+
+    fn few_argument(
         &self,
         matrix: &Matrix,
         next: Option<&Matrix>,
-        planes: &Buffer,
-        out: &Buffer,
-        rows: usize,
-        on: Handle,
-    ) -> Result<usize, DeviceError> {
-        let splits = splits(matrix);
-        self.few_rows(matrix, next, planes, out, rows, splits, on)?;
-        Ok(splits)
-    }
-
-    fn few_rows(
-        &self,
-        matrix: &Matrix,
-        next: Option<&Matrix>,
-        planes: &Buffer,
-        out: &Buffer,
+        planes: u64,
+        squares: u64,
         rows: usize,
         splits: usize,
-        on: Handle,
-    ) -> Result<(), DeviceError> {
+    ) -> Few {
         let (ahead, ahead_bytes) = ahead(next);
-        let few = Few {
-            out: out.at(),
-            planes: planes.at(),
+        Few {
+            planes,
             weights: matrix.at(),
-            bias: 0,
+            squares,
             ahead,
             ahead_bytes,
             ahead_line: AHEAD_LINE,
@@ -632,11 +650,63 @@ impl Model {
             w_planes: matrix.planes as u32,
             rows: rows as u32,
             splits: splits as u32,
-            out_width: 0,
-        };
+            square_parts: self.square_parts() as u32,
+            hidden: self.shape.hidden as u32,
+            epsilon: self.shape.epsilon,
+            ..Few::default()
+        }
+    }
+
+    /// Sums of a matrix by split, to `out`.
+    fn few_rows(
+        &self,
+        matrix: &Matrix,
+        next: Option<&Matrix>,
+        planes: u64,
+        squares: u64,
+        out: &Buffer,
+        rows: usize,
+        splits: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let few = Few { out: out.at(), ..self.few_argument(matrix, next, planes, squares, rows, splits) };
         let kernel = if rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
         let blocks = [matrix.outputs / FEW_OUTPUTS, splits, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)
+    }
+
+    /// Adds a matrix's products to the residual stream, and leaves it normed by `norm` but for the scale.
+    fn add(
+        &self,
+        matrix: &Matrix,
+        bias: Option<&Buffer>,
+        next: Option<&Matrix>,
+        norm: Option<&Buffer>,
+        planes: &Buffer,
+        buffers: &Buffers,
+        rows: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let (ahead, ahead_bytes) = ahead(next);
+        let add = Add {
+            x: buffers.x.at(),
+            out: buffers.normed.at(),
+            squares: buffers.squares.at(),
+            planes: planes.at(),
+            weights: matrix.at(),
+            bias: at(bias),
+            norm: at(norm),
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE,
+            outputs: matrix.outputs as u32,
+            width: matrix.width as u32,
+            w_planes: matrix.planes as u32,
+            rows: rows as u32,
+            x_width: self.shape.width as u32,
+        };
+        let kernel = if rows <= 8 { Kernel::Add8 } else { Kernel::Add16 };
+        self.kernels.launch(kernel, [matrix.outputs / ADD_OUTPUTS, 1, 1], ADD_THREADS, add, on)
     }
 }
 
@@ -647,7 +717,7 @@ impl Buffers {
         let new = |bytes| Buffer::zeroed(driver, bytes, "a pass", on);
         let planes = |width| new(PLANES * MAX_ROWS * width * 2);
         let sums = |matrix: &Matrix| splits(matrix) * MAX_ROWS * matrix.outputs * 4;
-        let layers = model.layers.iter().flat_map(|layer| [&layer.qkv, &layer.o, &layer.down]);
+        let layers = model.layers.iter().map(|layer| &layer.qkv);
         let chunks = model.part.context.div_ceil(CHUNK).next_power_of_two();
         let values = MAX_ROWS * heads * chunks * 4;
         Ok(Buffers {
@@ -656,12 +726,14 @@ impl Buffers {
             x: new(MAX_ROWS * width * 4)?,
             x_host: Pinned::new(driver, MAX_ROWS * width)?,
             normed: planes(width)?,
+            squares: new(MAX_ROWS * model.square_parts() * 4)?,
             attended: planes(attended)?,
             gated: planes(inner)?,
             partial: new(layers.map(sums).max().unwrap_or(0))?,
             q: new(MAX_ROWS * heads * head_dim * 4)?,
             chunk_sums: new(values * head_dim)?,
             chunk_stats: new(values * 2)?,
+            chunks_done: new(model.shape.kv_heads * 4)?,
             logits: new(MAX_ROWS * model.logits_width() * 4)?,
             tops: new(MAX_ROWS * 32 * 4)?,
             ids: new(MAX_ROWS * 32 * 4)?,

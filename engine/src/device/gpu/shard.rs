@@ -85,7 +85,7 @@ impl GpuShard {
             Input::Tokens(_) if !part.embedding => {
                 return bad("token ids for a part without the embedding".into());
             }
-            Input::Hidden(_) if part.embedding => {
+            Input::Hidden(_) if part.embedding && !part.layers.is_empty() => {
                 return bad("hidden state for a part that starts with the embedding".into());
             }
             Input::Tokens(tokens) => {
@@ -152,7 +152,8 @@ impl GpuShard {
             Want::Tokens(wanted) => Out::Tokens(among(wanted)),
             Want::Logits(wanted) => Out::Logits(among(wanted)),
         };
-        let steps = Steps { rows, chunks: chunks(start + rows), out };
+        let comes_hidden = matches!(pass.input, Input::Hidden(_));
+        let steps = Steps { rows, hidden: comes_hidden, chunks: chunks(start + rows), out };
         let ahead = Arc::clone(&self.ahead);
         let done = self.replay(&steps, &ahead.stream);
         // Also after a failure: what is under way must not meet the next pass's inputs.
@@ -212,8 +213,14 @@ impl GpuShard {
                 Enter::Hidden(&padded)
             }
         };
-        let (_, waiting) =
-            self.model.dense(enter, pass.start + range.start, wide, &self.cache, &self.ahead.stream)?;
+        let (_, waiting) = self.model.dense(
+            enter,
+            pass.start + range.start,
+            wide,
+            &self.buffers,
+            &self.cache,
+            &self.ahead.stream,
+        )?;
         let stream = Rows { x: &wide.x, partial: &wide.partial, rows };
         match &pass.want {
             Want::Hidden => {
@@ -387,7 +394,10 @@ impl Shard for GpuShard {
         inputs[Ahead::TOKENS..][..rows].copy_from_slice(tokens);
         let ahead = Arc::clone(&self.ahead);
         ahead.is_under_way.store(true, Ordering::Relaxed);
-        self.replay(&Steps { rows, chunks: chunks(end), out: Out::Proposed(count) }, &ahead.stream)?;
+        self.replay(
+            &Steps { rows, hidden: false, chunks: chunks(end), out: Out::Proposed(count) },
+            &ahead.stream,
+        )?;
         self.len = end;
         Ok(Proposed { count, place: ahead })
     }
@@ -413,7 +423,7 @@ impl Shard for GpuShard {
         let chosen = Ahead::CHOSEN * word;
         let bytes = proposed.count * word;
         let copied = self.buffers.inputs.copy_from(2 * word, &ahead.ids, chosen, bytes, stream.handle());
-        let steps = Steps { rows, chunks: chunks(start + rows), out: Out::Accepted };
+        let steps = Steps { rows, hidden: false, chunks: chunks(start + rows), out: Out::Accepted };
         let done = copied.and_then(|()| self.replay(&steps, stream));
         done.and(stream.synchronise())?;
         ahead.is_under_way.store(false, Ordering::Relaxed);
