@@ -34,6 +34,10 @@
 #ifndef ADD_BLOCKS
 #define ADD_BLOCKS 1
 #endif
+// Lines of each output that a wave asks for ahead.
+#ifndef ADD_AHEAD
+#define ADD_AHEAD 4
+#endif
 #define ADD_THREADS (ADD_K * 32)
 #define ADD_OUTPUTS (ADD_TILES * 16)
 
@@ -428,7 +432,13 @@ DEVICE void add(const Add &a) {
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) sums[tile][c][i] = 0;
     Strip strip{a.weights + (u64)block_x() * ADD_OUTPUTS * stride, stride, 8 * stride, 16 * stride};
-    accumulate<ADD_UNROLL, ADD_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * k / ADD_K, steps * (k + 1) / ADD_K,
+    // Where this begins before the kernel before it has ended, as attention does not keep the memory busy: asks for the
+    // first lines of what each wave will read.
+    u32 first = steps * k / ADD_K, last = steps * (k + 1) / ADD_K;
+    for (u32 row = lane(); row < ADD_OUTPUTS; row += 32)
+        for (u32 step = first; step < last && step < first + 2 * ADD_AHEAD; step += 2)
+            ask_ahead(strip.weights + row * stride + (u64)step * 32);
+    accumulate<ADD_UNROLL, ADD_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, first, last,
                                    [] {});
     ask_for_next(a, block_x(), a.outputs / ADD_OUTPUTS, ADD_THREADS);
 #pragma unroll
@@ -569,32 +579,39 @@ struct Attend {
     float *sums;          // [MAX_ROWS, heads, chunks, head_dim]: of weights times values
     float *stats;         // [MAX_ROWS, heads, chunks, 2]: maximum score, sum of weights
     u16 *planes;          // [PLANES, MAX_ROWS, width], width at least heads * head_dim
-    u32 *done;            // [kv_heads], zeros before and after: chunks that are done
-    u32 chunks, width;
+    u32 *done;            // [blocks of queries, kv_heads], zeros before and after: chunks that are done
+    u32 chunks, width, together;
 };
 
-// Queries that are taken together, half of them where heads are wider than KEY_DIM, which is as much of a key as is
-// in shared memory at once.
+// Queries of a block at most; half of them where heads are wider than KEY_DIM, which is as much of a key as is in
+// shared memory at once.
 #define QUERIES 16
 #define KEY_DIM 128
+#define KEY_STRIDE (KEY_DIM / 4 + 1)
 #define SCORES (QUERIES + 4)
 
-// One block: one key/value head, one chunk of positions, all rows and all query heads of that head, so that the cache is
-// read once. For very few rows a block turns its queries itself, and appends the new positions of its chunk. The last
-// block of a head puts the chunks together.
+// One block: one key/value head, one chunk of positions, `together` queries of that head, row by row. For very few rows
+// a block turns its queries itself, and appends the new positions of its chunk that its rows see. The last block of
+// the same queries puts their chunks together.
 //
-// A row's sums are in the order of its own positions and dimensions, whatever the other rows are.
-KERNEL THREADS(256, 2) void attend(Attend a) {
-    SHARED f32x4 tile[CHUNK * (KEY_DIM / 4 + 1)]; // keys; then, for half of the queries, parts of their sums
+// A row's sums are in the order of its own positions and dimensions, whatever other rows and blocks there are.
+#ifndef ATTEND_BLOCKS
+#define ATTEND_BLOCKS 3
+#endif
+KERNEL THREADS(256, ATTEND_BLOCKS) void attend(Attend a) {
+    SHARED f32x4 tile[CHUNK * KEY_STRIDE]; // keys; then, for half of the queries, parts of their sums
     SHARED f32x4 q[QUERIES * KEY_DIM / 4];
     SHARED __attribute__((aligned(16))) float scores[CHUNK * SCORES];
     SHARED float totals[QUERIES];
     SHARED u32 before;
     u32 kv = block_x(), chunk = block_y(), t = thread_x(), wave = t / 32, from = chunk * CHUNK;
-    u32 quads = a.qkv.head_dim / 4, group = a.qkv.heads / a.qkv.kv_heads, rows = a.qkv.rows;
+    u32 quads = a.qkv.head_dim / 4, heads = a.qkv.heads, group = heads / a.qkv.kv_heads;
+    u32 base = block_z() * a.together, queries = min_of(a.qkv.rows * group - base, a.together);
+    auto row_of = [&](u32 query) { return (base + query) / group; };
+    auto head_of = [&](u32 query) { return kv * group + (base + query) % group; };
     // Where the pass begins, and what was cached before, depend on no kernel of this pass.
     next_may_begin();
-    u32 start = *a.qkv.start, end = start + rows;
+    u32 start = *a.qkv.start, end = start + row_of(queries - 1) + 1;
     u32 count = end > from ? min_of(end - from, CHUNK) : 0, old = start > from ? min_of(start - from, count) : 0;
     u64 stride = (u64)a.qkv.kv_heads * quads;
     float *new_keys = a.keys + ((u64)from * stride + kv * quads) * 4;
@@ -606,133 +623,136 @@ KERNEL THREADS(256, 2) void attend(Attend a) {
     }
     previous_done();
     if (count == 0) return;
-    u32 together = quads > KEY_DIM / 4 ? QUERIES / 2 : QUERIES;
-    // The first row that sees the chunk.
-    u32 first_row = from > start ? from - start : 0, all = (rows - first_row) * group;
-    for (u32 base = 0; base < all; base += together) {
-        u32 queries = min_of(all - base, together), appended = base ? 0 : 2 * (count - old);
-        barrier();
-        if (a.q) {
-            for (u32 i = t; i < queries * quads; i += 256) {
-                u32 row = first_row + (base + i / quads) / group, head = kv * group + (base + i / quads) % group;
-                q[i] = ((const f32x4 *)a.q)[((u64)row * a.qkv.heads + head) * quads + i % quads];
-            }
-        } else {
-            for (u32 i = wave; i < queries + appended; i += 8) {
+    u32 wide = min_of(quads, KEY_DIM / 4), there = a.q ? count : old;
+    for (u32 i = t; i < there * wide; i += 256)
+        copy_later(tile + i / wide * KEY_STRIDE + i % wide, keys + i / wide * stride + i % wide);
+    copy_group();
+    if (a.q) {
+        for (u32 i = t; i < queries * quads; i += 256) {
+            u32 query = i / quads;
+            q[i] = ((const f32x4 *)a.q)[((u64)row_of(query) * heads + head_of(query)) * quads + i % quads];
+        }
+    } else {
+        for (u32 i = wave; i < queries + 2 * (count - old); i += 8) {
+            u32 row = row_of(i), head = head_of(i);
+            float *to = (float *)(q + i * quads);
+            if (i >= queries) {
                 u32 p = old + (i - queries) / 2, is_value = (i - queries) % 2;
-                u32 row = first_row + (base + i) / group, head = kv * group + (base + i) % group;
-                float *to = (float *)(q + i * quads);
-                if (i >= queries) {
-                    row = from + p - start, head = a.qkv.heads + is_value * a.qkv.kv_heads + kv;
-                    to = (is_value ? new_values : new_keys) + p * stride * 4;
-                }
-                take_head(a.qkv, row, head, start + row, to);
+                row = from + p - start, head = heads + is_value * a.qkv.kv_heads + kv;
+                to = (is_value ? new_values : new_keys) + p * stride * 4;
             }
+            take_head(a.qkv, row, head, start + row, to);
         }
+    }
+    copy_wait<0>();
+    barrier();
+    if (there < count) {
+        for (u32 i = there * wide + t; i < count * wide; i += 256)
+            tile[i / wide * KEY_STRIDE + i % wide] = keys[i / wide * stride + i % wide];
         barrier();
-        // A thread: one position, every fourth query.
-        u32 p = t % CHUNK, which = t / CHUNK;
-        float dots[QUERIES / 4] = {};
-        for (u32 slice = 0; slice < quads; slice += KEY_DIM / 4) {
-            u32 wide = min_of(quads - slice, KEY_DIM / 4);
-            if (slice) barrier();
-#pragma unroll 8
+    }
+    // A thread: one position, every fourth query.
+    u32 position = t % CHUNK, which = t / CHUNK;
+    float dots[QUERIES / 4] = {};
+    for (u32 slice = 0; slice < quads; slice += KEY_DIM / 4) {
+        u32 wide = min_of(quads - slice, KEY_DIM / 4);
+        if (slice) {
+            barrier();
             for (u32 i = t; i < count * wide; i += 256)
-                tile[i / wide * (KEY_DIM / 4 + 1) + i % wide] = keys[i / wide * stride + slice + i % wide];
+                tile[i / wide * KEY_STRIDE + i % wide] = keys[i / wide * stride + slice + i % wide];
             barrier();
-            if (p < count)
-#pragma unroll 4
-                for (u32 d = 0; d < wide; ++d) {
-                    f32x4 key = tile[p * (KEY_DIM / 4 + 1) + d];
-#pragma unroll
-                    for (u32 j = 0; j < QUERIES / 4; ++j)
-                        if (which + 4 * j < queries) {
-                            f32x4 query = q[(which + 4 * j) * quads + slice + d];
-                            dots[j] += key.x * query.x + key.y * query.y + key.z * query.z + key.w * query.w;
-                        }
-                }
         }
-#pragma unroll
-        for (u32 j = 0; j < QUERIES / 4; ++j) scores[p * SCORES + which + 4 * j] = dots[j];
-        barrier();
-        // One wave a query: weights relative to the chunk's own maximum. What the row does not see weighs nothing.
-        for (u32 i = wave; i < queries; i += 8) {
-            u32 row = first_row + (base + i) / group, head = kv * group + (base + i) % group;
-            u32 seen = min_of(start + row + 1 - from, count);
-            float top = -3.0e38f, total = 0;
-            for (u32 p = lane(); p < seen; p += 32) top = max_of(top, scores[p * SCORES + i]);
-            top = wave_max(top);
-            for (u32 p = lane(); p < count; p += 32) {
-                float weight = p < seen ? exp2(scores[p * SCORES + i] - top) : 0.0f;
-                scores[p * SCORES + i] = weight;
-                total += weight;
-            }
-            total = wave_sum(total);
-            if (lane() == 0) {
-                totals[i] = total;
-                float *stats = a.stats + (((u64)row * a.qkv.heads + head) * a.chunks + chunk) * 2;
-                stats[0] = top, stats[1] = total;
-            }
-        }
-        barrier();
-        u32 parts = 256 / quads, part = t / quads, d = t % quads;
-        for (u32 half = 0; half < queries; half += QUERIES / 2) {
-            u32 some = min_of(queries - half, QUERIES / 2);
-            f32x4 sum[QUERIES / 2] = {};
-            if (part < parts) {
+        if (position < count)
 #pragma unroll 4
-                for (u32 p = part; p < count; p += parts) {
-                    f32x4 value = values[p * stride + d];
-                    const f32x4 *weights = (const f32x4 *)(scores + p * SCORES + half);
-                    f32x4 one = weights[0];
+            for (u32 d = 0; d < wide; ++d) {
+                f32x4 key = tile[position * KEY_STRIDE + d];
 #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) sum[j] += one[j] * value;
-                    if (some > 4) {
-                        f32x4 other = weights[1];
-#pragma unroll
-                        for (u32 j = 0; j < 4; ++j) sum[4 + j] += other[j] * value;
+                for (u32 j = 0; j < QUERIES / 4; ++j)
+                    if (which + 4 * j < queries) {
+                        f32x4 query = q[(which + 4 * j) * quads + slice + d];
+                        dots[j] += key.x * query.x + key.y * query.y + key.z * query.z + key.w * query.w;
                     }
+            }
+    }
+#pragma unroll
+    for (u32 j = 0; j < QUERIES / 4; ++j) scores[position * SCORES + which + 4 * j] = dots[j];
+    barrier();
+    // One wave a query: weights relative to the chunk's own maximum. What the row does not see weighs nothing.
+    for (u32 i = wave; i < queries; i += 8) {
+        u32 sees = start + row_of(i) + 1, seen = sees > from ? min_of(sees - from, count) : 0;
+        float top = -3.0e38f, total = 0;
+        for (u32 p = lane(); p < seen; p += 32) top = max_of(top, scores[p * SCORES + i]);
+        top = wave_max(top);
+        for (u32 p = lane(); p < count; p += 32) {
+            float weight = p < seen ? exp2(scores[p * SCORES + i] - top) : 0.0f;
+            scores[p * SCORES + i] = weight;
+            total += weight;
+        }
+        total = wave_sum(total);
+        if (lane() == 0) {
+            totals[i] = total;
+            float *stats = a.stats + (((u64)row_of(i) * heads + head_of(i)) * a.chunks + chunk) * 2;
+            if (seen) stats[0] = top, stats[1] = total;
+        }
+    }
+    barrier();
+    u32 parts = 256 / quads, part = t / quads, d = t % quads;
+    for (u32 half = 0; half < queries; half += QUERIES / 2) {
+        u32 some = min_of(queries - half, QUERIES / 2);
+        f32x4 sum[QUERIES / 2] = {};
+        if (part < parts) {
+#pragma unroll 8
+            for (u32 p = part; p < count; p += parts) {
+                f32x4 value = values[p * stride + d];
+                const f32x4 *weights = (const f32x4 *)(scores + p * SCORES + half);
+                f32x4 one = weights[0];
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) sum[j] += one[j] * value;
+                if (some > 4) {
+                    f32x4 other = weights[1];
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) sum[4 + j] += other[j] * value;
                 }
             }
-            if (half) barrier();
+        }
+        if (half) barrier();
 #pragma unroll
-            for (u32 j = 0; j < QUERIES / 2; ++j)
-                if (j < some) tile[j * 256 + t] = sum[j];
-            barrier();
-            for (u32 i = t; i < some * quads; i += 256) {
-                u32 j = i / quads, d = i % quads, query = base + half + j;
-                u32 row = first_row + query / group, head = kv * group + query % group;
-                f32x4 sum = {0, 0, 0, 0};
-                for (u32 p = 0; p < parts; ++p) sum += tile[j * 256 + p * quads + d];
-                if (a.chunks > 1) {
-                    ((f32x4 *)a.sums)[(((u64)row * a.qkv.heads + head) * a.chunks + chunk) * quads + d] = sum;
-                } else {
-                    u64 at = (u64)row * a.width + (head * quads + d) * 4;
-                    store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[half + j]);
-                }
+        for (u32 j = 0; j < QUERIES / 2; ++j)
+            if (j < some) tile[j * 256 + t] = sum[j];
+        barrier();
+        for (u32 i = t; i < some * quads; i += 256) {
+            u32 j = i / quads, d = i % quads, row = row_of(half + j), head = head_of(half + j);
+            f32x4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+            for (u32 p = 0; p < parts; ++p) sum += tile[j * 256 + p * quads + d];
+            if (a.chunks == 1) {
+                u64 at = (u64)row * a.width + (head * quads + d) * 4;
+                store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[half + j]);
+            } else if (start + row >= from) {
+                ((f32x4 *)a.sums)[(((u64)row * heads + head) * a.chunks + chunk) * quads + d] = sum;
             }
         }
     }
     if (a.chunks == 1) return;
+    u32 *done = a.done + block_z() * a.qkv.kv_heads + kv;
     barrier();
-    if (t == 0) before = count_up(a.done + kv);
+    if (t == 0) before = count_up(done);
     barrier();
     if (before != (end - 1) / CHUNK) return;
-    if (t == 0) a.done[kv] = 0;
-    for (u32 i = t; i < rows * group * quads; i += 256) {
-        u32 d = i % quads, row = i / quads / group, head = kv * group + i / quads % group;
-        u32 used = (start + row) / CHUNK + 1;
-        u64 first = (u64)row * a.qkv.heads + head;
-        const float *stats = a.stats + first * a.chunks * 2;
+    if (t == 0) *done = 0;
+    for (u32 i = t; i < queries * quads; i += 256) {
+        u32 d = i % quads, row = row_of(i / quads), head = head_of(i / quads), used = (start + row) / CHUNK + 1;
+        u64 first = ((u64)row * heads + head) * a.chunks;
+        const f32x2 *stats = (const f32x2 *)a.stats + first;
         float top = -3.0e38f, total = 0;
-#pragma unroll 4
-        for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[2 * chunk]);
+#pragma unroll 8
+        for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[chunk].x);
         f32x4 sum = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
         for (u32 chunk = 0; chunk < used; ++chunk) {
-            float share = exp2(stats[2 * chunk] - top);
-            total += stats[2 * chunk + 1] * share;
-            sum += ((const f32x4 *)a.sums)[(first * a.chunks + chunk) * quads + d] * share;
+            float share = exp2(stats[chunk].x - top);
+            total += stats[chunk].y * share;
+            sum += ((const f32x4 *)a.sums)[(first + chunk) * quads + d] * share;
         }
         store_planes(a.planes, (u64)MAX_ROWS * a.width, (u64)row * a.width + (head * quads + d) * 4, sum / total);
     }
@@ -1137,7 +1157,7 @@ LAYOUT(Qkv, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(s
 LAYOUT(Rotate, F(qkv), F(q), F(keys), F(values))
 #undef S
 #define S Attend
-LAYOUT(Attend, F(qkv), F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(done), F(chunks), F(width))
+LAYOUT(Attend, F(qkv), F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(done), F(chunks), F(width), F(together))
 #undef S
 #define S Dense
 LAYOUT(Dense, F(out), F(x), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(out_width))

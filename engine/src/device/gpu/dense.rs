@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::buffers::Buffers;
 use super::driver::{Buffer, Driver, Handle, Stream};
-use super::forward::{Buffers, Model, Rows, Shape, Waiting, at};
+use super::forward::{Model, Rows, Shape, Waiting, at};
 use super::kernels::{DENSE_ROWS, Dense, FLASH_DIM, FLASH_ROWS, Flash, Kernel, WIDE_THREADS};
 use super::weights::Matrix;
 use crate::device::DeviceError;

@@ -4,26 +4,23 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::driver::{Buffer, Driver, Handle, Pinned, Stream};
+use super::buffers::{Ahead, Buffers, Ids, Out, Steps};
+use super::driver::{Buffer, Driver, Handle, Stream};
 use super::kernels::{
-    ADD_OUTPUTS, ADD_THREADS, Accept, Add, Argmax, Attend, CHUNK, EMBED_PARTS, Embed, FEW_K, FEW_OUTPUTS,
-    FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS, NORM_WIDTH, Norm, PLANES, Qkv, ROTATE_HEADS, Rotate,
+    ADD_OUTPUTS, ADD_THREADS, Accept, Add, Argmax, Attend, EMBED_PARTS, Embed, FEW_K, FEW_OUTPUTS,
+    FEW_THREADS, Few, KEY_DIM, Kernel, Kernels, MAX_ROWS, NORM_WIDTH, Norm, QUERIES, Qkv, ROTATE_HEADS,
+    Rotate,
 };
-use super::weights::{Matrix, values_on, vector};
-use crate::device::{DeviceError, MOST_UNSEEN, Part};
-use crate::model::{Checkpoint, Config, LayerWeights, Linear};
+use super::weights::{COLUMNS, Head, Layer, Matrix, STEP, values_on, vector};
+use crate::device::{DeviceError, Part};
+use crate::model::{Checkpoint, Config};
 
-/// Inputs that a step of the matrix kernels takes.
-const STEP: usize = 32;
-/// Gate and up columns of a block of the matrix kernels.
-const COLUMNS: usize = FEW_OUTPUTS / 2;
 /// Blocks that keep a large GPU's memory busy. A constant: the order of sums must not depend on the device.
 const BUSY: usize = 256;
 /// Splits of a sum at most: the next kernel has to add them.
 const MOST_SPLITS: usize = 16;
-/// Bytes of the next matrix to ask for while small kernels run: what helped most on an H200, of 4 to 32 MiB.
+/// Bytes of the next matrix to ask for as one ends. On an H200 0 to 4 MiB made no difference, more was slower.
 const AHEAD: usize = 2 << 20;
 /// What one such request brings.
 const AHEAD_LINE: u32 = 128;
@@ -83,27 +80,6 @@ impl Shape {
     }
 }
 
-pub(super) struct Layer {
-    pub(super) input_norm: Buffer,
-    pub(super) qkv: Matrix,
-    pub(super) qkv_bias: Option<Buffer>,
-    pub(super) q_norm: Option<Buffer>,
-    pub(super) k_norm: Option<Buffer>,
-    pub(super) o: Matrix,
-    pub(super) o_bias: Option<Buffer>,
-    pub(super) post_norm: Buffer,
-    pub(super) gate_up: Matrix,
-    pub(super) gate_up_bias: Option<Buffer>,
-    pub(super) down: Matrix,
-    pub(super) down_bias: Option<Buffer>,
-}
-
-pub(super) struct Head {
-    pub(super) norm: Buffer,
-    /// `None`: the embedding.
-    weights: Option<Matrix>,
-}
-
 /// A part of a model on a device.
 pub(super) struct Model {
     pub(super) part: Part,
@@ -114,108 +90,6 @@ pub(super) struct Model {
     head: Option<Head>,
     cosines: Buffer,
     sines: Buffer,
-}
-
-/// Where a pass's rows are on their way, kept between passes.
-pub(super) struct Buffers {
-    /// The first row's position, then the rows' token ids.
-    pub(super) inputs: Buffer,
-    pub(super) inputs_host: Pinned<u32>,
-    /// The residual stream, `[MAX_ROWS, width]`.
-    pub(super) x: Buffer,
-    pub(super) x_host: Pinned<f32>,
-    /// Planes of normed, attended and gated rows.
-    normed: Buffer,
-    /// What the normed rows are still to be scaled by: sums of squares.
-    squares: Buffer,
-    attended: Buffer,
-    gated: Buffer,
-    /// Sums of queries, keys and values, by split.
-    partial: Buffer,
-    q: Buffer,
-    chunk_sums: Buffer,
-    chunk_stats: Buffer,
-    /// Chunks that are done, a key/value head; zeros between passes.
-    chunks_done: Buffer,
-    /// `[MAX_ROWS, vocab]`, padded.
-    pub(super) logits: Buffer,
-    tops: Buffer,
-    ids: Buffer,
-    /// Chosen token ids; behind them, how many proposals stand.
-    pub(super) tokens: Buffer,
-    pub(super) tokens_host: Pinned<u32>,
-    /// What a shard runs ahead with.
-    pub(super) ahead_host: Pinned<u32>,
-}
-
-/// What runs ahead of the host: the draft's passes of a round, whose token ids go from pass to pass in [`ids`](Self::ids).
-///
-/// The host lays out each pass's position and the first pass's token ids, at the places that [`Ahead`] says; each pass
-/// then adds the id that it chose.
-pub(super) struct Ahead {
-    pub(super) stream: Stream,
-    pub(super) ids: Buffer,
-    /// Whether nobody has waited since.
-    pub(super) is_under_way: AtomicBool,
-}
-
-impl Ahead {
-    /// Where in [`ids`](Self::ids) the first pass's token ids are; before them are the passes' positions.
-    pub(super) const TOKENS: usize = MOST_UNSEEN;
-    /// Where those that were chosen are.
-    pub(super) const CHOSEN: usize = Ahead::TOKENS + MAX_ROWS;
-
-    pub(super) fn new(driver: &Arc<dyn Driver>, stream: Stream) -> Result<Self, DeviceError> {
-        let bytes = (Ahead::CHOSEN + MOST_UNSEEN) * size_of::<u32>();
-        let ids = Buffer::zeroed(driver, bytes, "a pass", stream.handle())?;
-        Ok(Ahead { stream, ids, is_under_way: AtomicBool::new(false) })
-    }
-
-    /// Waits for what is under way, so that what it reads may be written.
-    pub(super) fn settle(&self) -> Result<(), DeviceError> {
-        if self.is_under_way.swap(false, Ordering::Relaxed) { self.stream.synchronise() } else { Ok(()) }
-    }
-
-    fn id(&self, at: usize) -> u64 {
-        self.ids.at() + (at * size_of::<u32>()) as u64
-    }
-}
-
-/// Where a pass finds its first row's position and its rows' token ids, and where it leaves those that it chooses.
-#[derive(Clone, Copy)]
-struct Ids {
-    start: u64,
-    tokens: u64,
-    chosen: u64,
-}
-
-/// What a pass over at most [`MAX_ROWS`] rows is to do; equal ones are the same launches.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Steps {
-    pub(super) rows: usize,
-    /// Whether hidden state comes in, rather than token ids.
-    pub(super) hidden: bool,
-    /// Chunks of the cache that attention looks at, at least those in use.
-    pub(super) chunks: usize,
-    pub(super) out: Out,
-}
-
-/// What comes back.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Out {
-    /// Nothing: only the cache grows.
-    Nothing,
-    /// The residual stream.
-    Hidden,
-    /// The token ids of these rows.
-    Tokens(Range<usize>),
-    /// Those, and the logits are left on the device.
-    Logits(Range<usize>),
-    /// So many tokens behind the rows, one a pass; they stay on the device.
-    Proposed(usize),
-    /// The token ids of all rows, and how many of the ids behind the first row's, which are on the device already, are
-    /// the same.
-    Accepted,
 }
 
 /// Where a residual stream is, and sums that may be added to it.
@@ -239,7 +113,7 @@ pub(super) fn at(buffer: Option<&Buffer>) -> u64 {
 }
 
 /// Splits of a matrix's sums: by its shape only.
-fn splits(matrix: &Matrix) -> usize {
+pub(super) fn splits(matrix: &Matrix) -> usize {
     let blocks = matrix.outputs / FEW_OUTPUTS;
     // A wave's share of k should be two steps at least.
     (BUSY / blocks.max(1)).min(matrix.steps() / (2 * FEW_K)).clamp(1, MOST_SPLITS)
@@ -248,39 +122,6 @@ fn splits(matrix: &Matrix) -> usize {
 /// What to ask for of the matrix that is read next.
 fn ahead(next: Option<&Matrix>) -> (u64, u32) {
     next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD) as u32))
-}
-
-impl Layer {
-    fn upload(driver: &Arc<dyn Driver>, on: Handle, weights: &LayerWeights<'_>) -> Result<Self, DeviceError> {
-        let matrix = |linear: &Linear<'_>, inputs| {
-            Matrix::upload(driver, on, &[&linear.weight], (1, FEW_OUTPUTS, inputs))
-        };
-        let bias = |parts: &[&Linear<'_>], each| -> Result<Option<Buffer>, DeviceError> {
-            let parts: Vec<_> = parts.iter().filter_map(|linear| linear.bias.as_ref()).collect();
-            if parts.is_empty() { Ok(None) } else { Ok(Some(vector(driver, on, &parts, each)?)) }
-        };
-        let norm = |tensor| vector(driver, on, &[tensor], FEW_OUTPUTS);
-        let (q, k, v) = (&weights.q, &weights.k, &weights.v);
-        Ok(Layer {
-            input_norm: norm(&weights.input_norm)?,
-            qkv: Matrix::upload(driver, on, &[&q.weight, &k.weight, &v.weight], (1, FEW_OUTPUTS, STEP))?,
-            qkv_bias: bias(&[q, k, v], 1)?,
-            q_norm: weights.q_norm.as_ref().map(norm).transpose()?,
-            k_norm: weights.k_norm.as_ref().map(norm).transpose()?,
-            o: matrix(&weights.o, STEP)?,
-            o_bias: bias(&[&weights.o], FEW_OUTPUTS)?,
-            post_norm: norm(&weights.post_norm)?,
-            gate_up: Matrix::upload(
-                driver,
-                on,
-                &[&weights.gate.weight, &weights.up.weight],
-                (COLUMNS, FEW_OUTPUTS, STEP),
-            )?,
-            gate_up_bias: bias(&[&weights.gate, &weights.up], COLUMNS)?,
-            down: matrix(&weights.down, COLUMNS)?,
-            down_bias: bias(&[&weights.down], FEW_OUTPUTS)?,
-        })
-    }
 }
 
 impl Model {
@@ -464,15 +305,22 @@ impl Model {
     ) -> Result<(), DeviceError> {
         let layer = &self.layers[number];
         let next = self.layers.get(number + 1);
-        let Shape { kv_heads, attended, inner, .. } = self.shape;
+        let Shape { heads, kv_heads, head_dim, attended, inner, .. } = self.shape;
         let Steps { rows, chunks, .. } = *steps;
         let (normed, squares, splits) = (buffers.normed.at(), buffers.squares.at(), splits(&layer.qkv));
-        self.few_rows(&layer.qkv, Some(&layer.o), normed, squares, &buffers.partial, rows, splits, on)?;
+        let qkv = self.few_argument(&layer.qkv, Some(&layer.o), normed, squares, rows, splits);
+        self.few_rows(Few { out: buffers.partial.at(), ..qkv }, on)?;
         let turns = rows <= TURNED_ROWS;
         if !turns {
             self.rotate(layer, (&buffers.partial, splits), &buffers.q, ids.start, keys, rows, on)?;
         }
+        // Few queries a block while there are too few blocks for all of the device, more when the cache is long.
+        let queries = rows * heads / kv_heads;
+        let most = if head_dim > KEY_DIM { QUERIES / 2 } else { QUERIES };
+        let few = QUERIES / 2;
+        let together = if queries.div_ceil(few) * chunks * kv_heads > BUSY { most } else { few };
         let attend = Attend {
+            together: together as u32,
             qkv: self.qkv(layer, (&buffers.partial, splits), ids.start, rows),
             q: if turns { 0 } else { buffers.q.at() },
             keys,
@@ -484,7 +332,13 @@ impl Model {
             chunks: chunks as u32,
             width: attended as u32,
         };
-        self.kernels.launch(Kernel::Attend, [kv_heads, chunks, 1], 256, attend, on)?;
+        self.kernels.launch(
+            Kernel::Attend,
+            [kv_heads, chunks, queries.div_ceil(together)],
+            256,
+            attend,
+            on,
+        )?;
         let (o, bias) = (&layer.o, layer.o_bias.as_ref());
         let post_norm = Some(&layer.post_norm);
         self.add(o, bias, Some(&layer.gate_up), post_norm, &buffers.attended, buffers, rows, on)?;
@@ -534,7 +388,8 @@ impl Model {
         let Some(weights) = self.head_weights() else {
             return Err(DeviceError::BadPass("token ids from a part without the head".into()));
         };
-        self.few_rows(weights, None, planes, squares, &buffers.logits, count, 1, on)?;
+        let few = self.few_argument(weights, None, planes, squares, count, 1);
+        self.few_rows(Few { out: buffers.logits.at(), ..few }, on)?;
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
             logits: buffers.logits.at(),
@@ -624,7 +479,7 @@ impl Model {
     }
 
     /// Sums of squares of a row.
-    fn square_parts(&self) -> usize {
+    pub(super) fn square_parts(&self) -> usize {
         self.shape.width.next_multiple_of(FEW_OUTPUTS) / ADD_OUTPUTS
     }
 
@@ -657,21 +512,10 @@ impl Model {
         }
     }
 
-    /// Sums of a matrix by split, to `out`.
-    fn few_rows(
-        &self,
-        matrix: &Matrix,
-        next: Option<&Matrix>,
-        planes: u64,
-        squares: u64,
-        out: &Buffer,
-        rows: usize,
-        splits: usize,
-        on: Handle,
-    ) -> Result<(), DeviceError> {
-        let few = Few { out: out.at(), ..self.few_argument(matrix, next, planes, squares, rows, splits) };
-        let kernel = if rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
-        let blocks = [matrix.outputs / FEW_OUTPUTS, splits, 1];
+    /// Sums of a matrix by split.
+    fn few_rows(&self, few: Few, on: Handle) -> Result<(), DeviceError> {
+        let kernel = if few.rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
+        let blocks = [few.outputs as usize / FEW_OUTPUTS, few.splits as usize, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)
     }
 
@@ -707,44 +551,5 @@ impl Model {
         };
         let kernel = if rows <= 8 { Kernel::Add8 } else { Kernel::Add16 };
         self.kernels.launch(kernel, [matrix.outputs / ADD_OUTPUTS, 1, 1], ADD_THREADS, add, on)
-    }
-}
-
-impl Buffers {
-    /// Room for a model's passes.
-    pub(super) fn new(driver: &Arc<dyn Driver>, model: &Model, on: Handle) -> Result<Self, DeviceError> {
-        let Shape { width, heads, head_dim, attended, inner, .. } = model.shape;
-        let new = |bytes| Buffer::zeroed(driver, bytes, "a pass", on);
-        let planes = |width| new(PLANES * MAX_ROWS * width * 2);
-        let sums = |matrix: &Matrix| splits(matrix) * MAX_ROWS * matrix.outputs * 4;
-        let layers = model.layers.iter().map(|layer| &layer.qkv);
-        let chunks = model.part.context.div_ceil(CHUNK).next_power_of_two();
-        let values = MAX_ROWS * heads * chunks * 4;
-        Ok(Buffers {
-            inputs: new((1 + MAX_ROWS) * 4)?,
-            inputs_host: Pinned::new(driver, 1 + MAX_ROWS)?,
-            x: new(MAX_ROWS * width * 4)?,
-            x_host: Pinned::new(driver, MAX_ROWS * width)?,
-            normed: planes(width)?,
-            squares: new(MAX_ROWS * model.square_parts() * 4)?,
-            attended: planes(attended)?,
-            gated: planes(inner)?,
-            partial: new(layers.map(sums).max().unwrap_or(0))?,
-            q: new(MAX_ROWS * heads * head_dim * 4)?,
-            chunk_sums: new(values * head_dim)?,
-            chunk_stats: new(values * 2)?,
-            chunks_done: new(model.shape.kv_heads * 4)?,
-            logits: new(MAX_ROWS * model.logits_width() * 4)?,
-            tops: new(MAX_ROWS * 32 * 4)?,
-            ids: new(MAX_ROWS * 32 * 4)?,
-            tokens: new((MAX_ROWS + 1) * 4)?,
-            tokens_host: Pinned::new(driver, MAX_ROWS + 1)?,
-            ahead_host: Pinned::new(driver, Ahead::CHOSEN)?,
-        })
-    }
-
-    /// Where the rows' token ids are.
-    fn tokens_in(&self) -> u64 {
-        self.inputs.at() + size_of::<u32>() as u64
     }
 }

@@ -28,6 +28,9 @@ pub(crate) const ADD_OUTPUTS: usize = 32;
 pub(crate) const EMBED_PARTS: usize = 8;
 /// Heads of a block of `rotate`.
 pub(crate) const ROTATE_HEADS: usize = 4;
+/// Queries of a block of attention of few rows, at most, where heads are at most so wide; else half of them.
+pub(crate) const QUERIES: usize = 16;
+pub(crate) const KEY_DIM: usize = 128;
 /// Rows of a block of the dense kernels.
 pub(crate) const DENSE_ROWS: usize = 128;
 /// Rows of a block of attention of many rows.
@@ -96,7 +99,8 @@ arguments! {
     Rotate { qkv: Qkv, q: u64, keys: u64, values: u64 }
     /// That, and attention of few rows.
     Attend {
-        qkv: Qkv, q: u64, keys: u64, values: u64, sums: u64, stats: u64, planes: u64, done: u64, chunks: u32, width: u32,
+        qkv: Qkv, q: u64, keys: u64, values: u64, sums: u64, stats: u64, planes: u64, done: u64, chunks: u32,
+        width: u32, together: u32,
     }
     /// A matrix times many rows.
     Dense {

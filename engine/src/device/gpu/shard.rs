@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 
 use marker_core::Phase;
 
+use super::buffers::{Ahead, Buffers, Out, Steps};
 use super::dense::{Enter, MOST_ROWS, Wide};
 use super::driver::{Buffer, Driver, Graph, Stream};
-use super::forward::{Ahead, Buffers, Model, Out, Rows, Steps};
+use super::forward::{Model, Rows};
 use super::kernels::{CHUNK, Kernels, MAX_ROWS};
 use crate::device::{Answer, DeviceError, Input, MOST_UNSEEN, Part, Pass, Path, Proposed, Shard, Want};
 use crate::model::Checkpoint;
