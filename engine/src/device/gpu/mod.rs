@@ -5,6 +5,7 @@
 //! | `driver` | the calls, and buffers, streams and graphs that own what they name; `unsafe` |
 //! | `kernels` | the kernels by name and their arguments; `unsafe` |
 //! | `weights` | weights as the kernels read them |
+//! | `buffers` | where a pass's rows are on their way |
 //! | `forward` | a decoder's passes, top to bottom |
 //! | `dense` | the same for many rows, in bf16 |
 //! | `shard` | the cache, and the checks of a pass |
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use super::{Device, DeviceError, Part, Shard};
 use crate::model::Checkpoint;
 
+mod buffers;
 mod dense;
 #[allow(unsafe_code)]
 pub(crate) mod driver;
