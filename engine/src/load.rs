@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Error;
 use crate::decode::{Engine, Request, RequestError};
 use crate::device::{Device, DeviceError, Part, Shard};
-use crate::model::{Checkpoint, ModelError, Tokenizer};
+use crate::model::{Checkpoint, ModelError, Tokenizer, give_back};
 use crate::shard::Chain;
 
 /// A target and perhaps a draft that fit each other, opened but not loaded: it is known what they are, and no
@@ -37,6 +37,8 @@ impl Pair {
             }
             pair.tokenizer.same_as(&Tokenizer::open(folder)?)?;
         }
+        // Before the weights come: they do not fit into the gaps that reading the tokenizers left.
+        give_back();
         Ok(pair)
     }
 

@@ -12,6 +12,9 @@ use std::ops::Range;
 use super::packed::{Kind, LANES, Line, PANEL};
 use crate::device::DeviceError;
 
+/// The cache grows by one part in so many at a time: it is what grows in memory while a text does.
+const GROWTH: usize = 4;
+
 /// One key-value head of one layer.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
@@ -34,9 +37,12 @@ impl Head {
 
     /// Room for `positions`, whole panels.
     fn grow(&mut self, positions: usize) {
-        self.keys.resize(positions / PANEL * self.key_lines(), Line::default());
-        for values in &mut self.values {
-            values.resize(Kind::F32.lines(positions), Line::default());
+        let key_lines = positions / PANEL * self.key_lines();
+        let values = self.values.iter_mut().map(|values| (values, Kind::F32.lines(positions)));
+        for (lines, count) in [(&mut self.keys, key_lines)].into_iter().chain(values) {
+            // Not twice as much as was there, as a list that grows would take.
+            lines.reserve_exact(count - lines.len());
+            lines.resize(count, Line::default());
         }
     }
 
@@ -146,7 +152,8 @@ impl Cache {
         if wanted <= self.room {
             return;
         }
-        self.room = wanted.max((2 * self.room).min(self.context)).next_multiple_of(PANEL);
+        let larger = self.room + self.room / GROWTH;
+        self.room = wanted.max(larger.min(self.context)).next_multiple_of(PANEL);
         for head in self.layers.iter_mut().flatten() {
             head.grow(self.room);
         }
@@ -261,6 +268,12 @@ mod tests {
         let mut cache = Cache::new(1, 1, 64, 1 << 30);
         cache.reserve(5);
         assert_eq!(cache.room, PANEL);
+        cache.append(5);
+        for _ in 0..1000 {
+            cache.reserve(1);
+            cache.append(1);
+            assert!(cache.room <= (cache.len() + cache.len() / GROWTH).next_multiple_of(PANEL));
+        }
     }
 
     #[test]
