@@ -4,8 +4,8 @@ use marker_core::{Fields, Markers, Phase, Scope, range};
 
 use super::accept::{Chooser, Proposal};
 use super::lookup::Lookup;
-use super::pace::Source;
-use crate::device::{DeviceError, Path};
+use super::pace::{Heard, Pace, Source};
+use crate::device::{DeviceError, Path, Want};
 use crate::shard::Chain;
 
 /// Rows of a pass while the draft reads what it has not seen yet.
@@ -40,18 +40,20 @@ impl Drafter<'_> {
         }
     }
 
-    /// Proposes `count` tokens (at least one) to follow `text`, after [`look`](Self::look) found a source.
+    /// Proposes `count` tokens (at least one) to follow `text`, after [`look`](Self::look) found a source; fewer, or
+    /// none, where `pace` hears that a model is not sure of them.
     pub(super) fn propose(
         &mut self,
         text: &[u32],
         count: usize,
         chooser: &mut Chooser,
         markers: Markers<'_>,
+        pace: Option<&mut Pace>,
         proposed: &mut Vec<Proposal>,
     ) -> Result<(), DeviceError> {
         range!(markers.at_full_detail(), Fields::new(Scope::DRAFT).tokens(count as u64));
         match self {
-            Drafter::Model(chain) => model(chain, text, count, chooser, proposed),
+            Drafter::Model(chain) => model(chain, text, count, chooser, pace, proposed),
             Drafter::Lookup(lookup) => {
                 proposed.extend(lookup.follow(text, count).map(|token| Proposal { token, from: None }));
                 Ok(())
@@ -76,28 +78,71 @@ fn model(
     text: &[u32],
     count: usize,
     chooser: &mut Chooser,
+    mut pace: Option<&mut Pace>,
     proposed: &mut Vec<Proposal>,
 ) -> Result<(), DeviceError> {
     let mut history = text.to_vec();
     let mut read = draft.cached();
-    while read < text.len() {
-        let rows = &text[read..text.len().min(read + CATCH_UP)];
+    while read < text.len() + count - 1 {
+        let rows = match proposed.last() {
+            Some(Proposal { token, .. }) => {
+                history.push(*token);
+                &history[read..]
+            }
+            None => &text[read..text.len().min(read + CATCH_UP)],
+        };
         read += rows.len();
         let path = if rows.len() > A_PROMPT { Path::Dense } else { Path::Decode };
-        let last = if read == text.len() { rows.len() - 1..rows.len() } else { 0..0 };
+        let last = if read >= text.len() { rows.len() - 1..rows.len() } else { 0..0 };
+        let want = if pace.is_some() { Want::Logits(last) } else { chooser.want(last) };
         // Draft passes carry no leaf: the vocabulary's leaves count the target's work.
-        let answer = draft.forward(Markers::OFF, Phase::Unspecified, path, rows, &chooser.want(last))?;
-        if read == text.len() {
-            proposed.push(chooser.draft(answer, 0, &history)?);
+        let answer = draft.forward(Markers::OFF, Phase::Unspecified, path, rows, &want)?;
+        if read < text.len() {
+            continue;
+        }
+        let proposal = chooser.draft(answer, 0, &history)?;
+        let heard = pace.as_mut().map_or(Heard::GoOn, |pace| pace.hear(margin(&answer.logits)));
+        if heard != Heard::Drop {
+            proposed.push(proposal);
+        }
+        if heard != Heard::GoOn {
+            break;
         }
     }
-    while proposed.len() < count {
-        let Some(Proposal { token, .. }) = proposed.last() else { break };
-        history.push(*token);
-        let rows = [*token];
-        let want = chooser.want(0..1);
-        let answer = draft.forward(Markers::OFF, Phase::Unspecified, Path::Decode, &rows, &want)?;
-        proposed.push(chooser.draft(answer, 0, &history)?);
-    }
     Ok(())
+}
+
+/// How far the largest logit is above the next.
+fn margin(logits: &[f32]) -> f32 {
+    /// Enough for the compiler to compare several at a time.
+    const LANES: usize = 16;
+    let (mut first, mut second) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (lanes, rest) = logits.as_chunks::<LANES>();
+    for lanes in lanes {
+        for ((first, second), &logit) in first.iter_mut().zip(&mut second).zip(lanes) {
+            let lower = if logit < *first { logit } else { *first };
+            *second = if lower > *second { lower } else { *second };
+            *first = if logit > *first { logit } else { *first };
+        }
+    }
+    let all = first.iter().chain(&second).chain(rest);
+    let [first, second] = all.fold([f32::NEG_INFINITY; 2], |[first, second], &logit| {
+        if logit > first { [logit, first] } else { [first, second.max(logit)] }
+    });
+    first - second
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_margin_is_between_the_two_largest_wherever_they_are() {
+        for (one, other) in [(0, 1), (0, 16), (3, 99), (98, 99), (20, 36), (99, 0)] {
+            let mut logits: Vec<f32> = (0..100).map(|at| -(at as f32)).collect();
+            (logits[one], logits[other]) = (7.5, 5.0);
+            assert!((margin(&logits) - 2.5).abs() < 1e-6, "{one} {other}");
+        }
+        assert!(margin(&[4.0, 4.0, 1.0]).abs() < 1e-6);
+    }
 }

@@ -284,12 +284,12 @@ fn speculate(
     range!(markers, target.whole(Scope::SPEC_DECODE, request.verify.phase(), request.max_tokens));
     let adapts = request.verify == Verify::Batched && (request.adapt || request.drafting == Drafting::Lookup);
     let timed = request.adapt && chooser.is_greedy();
-    let mut pace = Pace::new();
+    let mut pace = Pace::new(timed);
     let mut proposed: Vec<Proposal> = Vec::new();
     while output.finish.is_none() {
         let most = request.draft_tokens.min(output.remaining() - 1);
         let source = drafter.look(&output.text);
-        let drafted = match source {
+        let wanted = match source {
             Some(source) if adapts => pace.decide(source, most),
             Some(_) => most,
             None => 0,
@@ -297,9 +297,11 @@ fn speculate(
         proposed.clear();
         let began = Instant::now();
         let reads_prompt = drafter.is_behind(&output.text);
-        if drafted > 0 {
-            drafter.propose(&output.text, drafted, chooser, markers, &mut proposed)?;
+        if wanted > 0 {
+            let pace = (adapts && timed).then_some(&mut pace);
+            drafter.propose(&output.text, wanted, chooser, markers, pace, &mut proposed)?;
         }
+        let drafted = proposed.len();
         let draft_seconds = began.elapsed().as_secs_f64();
         let before = target.cached();
         if request.verify == Verify::ReferenceExact {
