@@ -48,11 +48,11 @@ struct Arguments {
 }
 
 /// A text to quote from, of this project.
-const QUOTED: &str = "Quote this text word for word, and then summarize it in one sentence.\n\n\
+const QUOTED: &str = "Repeat the following text exactly, then summarize it in one sentence:\n\
     A speculative decoder asks a small model for the next few words and lets the large model check them all at once. \
     The large model reads its weights only once for the whole block, so that a block of five words takes hardly longer \
     than a single one. Words that the large model would have written itself are kept, and the first one that differs is \
-    replaced by its own. The text is therefore the same as if the large model had worked alone, only sooner.";
+    replaced by its own.\n";
 /// Tokens of that answer.
 const QUOTED_TOKENS: usize = 160;
 

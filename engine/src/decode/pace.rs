@@ -33,6 +33,8 @@ const DRAFTED_TOKEN: f64 = 0.12;
 const NEWEST: f64 = 0.125;
 /// Work costs what it takes undisturbed: the least that was measured, forgotten by so much a measurement.
 const FORGET: f64 = 1.03;
+/// The weight of the newest round in what a drafted token costs.
+const NEWEST_DRAFT: f64 = 0.25;
 /// A pass is not taken to cost more than so many times what other passes promise: a hiccup in the only
 /// measurement of a block would rule that block out for good.
 const HICCUP: f64 = 2.0;
@@ -55,8 +57,8 @@ const NEXT: f64 = 0.5;
 /// The least that a further row costs, over one pass of one row, whatever was measured.
 const LEAST_ROW: f64 = 0.01;
 /// The weight of the newest round in what rounds give beyond their cost, in one-row passes, and where that begins.
-const NEWEST_ROUND: f64 = 0.15;
-const GAIN: f64 = 0.2;
+const NEWEST_ROUND: f64 = 0.2;
+const GAIN: f64 = 0.1;
 
 /// What to do about a token that a model has just drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +241,11 @@ impl Pace {
         // Dropped tokens were drafted too.
         let drafted = self.model.as_ref().map_or(0, |model| model.margins.len()).max(drafted);
         if let Some(seconds) = took.draft.filter(|_| drafted > 0) {
-            self.draft = Some(newest(self.draft.unwrap_or(0.0), seconds / drafted as f64));
+            // Not the least: its weights are the first to leave the caches between rounds, and how many tokens a round
+            // drafts says how often that is paid.
+            let one = seconds / drafted as f64;
+            let known = self.draft.unwrap_or(one);
+            self.draft = Some(known + NEWEST_DRAFT * (one.min(HICCUP * known) - known));
         }
     }
 

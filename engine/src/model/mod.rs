@@ -24,7 +24,7 @@ pub use dtype::Dtype;
 pub(crate) use dtype::six_bits;
 pub use error::ModelError;
 pub(crate) use error::short;
-pub(crate) use freed::give_back;
+pub(crate) use freed::{give_back, keep_nothing};
 pub use rope::{Rope, Scaling};
 pub use stop::Stops;
 pub use stream::TextStream;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,11 @@ use super::pool::{Columns, Pool};
 pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(TILE_ROWS);
     (0..count).map(move |block| rows * block / count..rows * (block + 1) / count)
+}
+
+thread_local! {
+    /// Room for fixed-point rows, kept between products.
+    static FIXED: Cell<Vec<Fixed>> = const { Cell::new(Vec::new()) };
 }
 
 /// Rows as they are multiplied.
@@ -44,16 +50,17 @@ pub(super) struct Multiplier<'a> {
 impl Multiplier<'_> {
     /// `out = weights rows + bias`, `[rows, panels * 32]`.
     pub(super) fn store(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
-        let mut fixed = Vec::new();
+        let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
             self.panels(weights, given, &mut columns, |out, result| out.copy_from_slice(result));
         });
+        FIXED.set(fixed);
     }
 
     /// `out = out + weights rows + bias`, `[rows, panels * 32]`.
     pub(super) fn add(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
-        let mut fixed = Vec::new();
+        let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
             self.panels(weights, given, &mut columns, |out, result| {
@@ -62,13 +69,22 @@ impl Multiplier<'_> {
                 }
             });
         });
+        FIXED.set(fixed);
     }
 
-    /// [`store`](Self::store), and each row's largest output noted in `greedy`.
-    pub(super) fn head(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32], greedy: &[Greedy]) {
-        let mut fixed = Vec::new();
+    /// [`store`](Self::store) of the first `panels` panels, `[rows, panels * 32]`, and each row's largest output noted
+    /// in `greedy`.
+    pub(super) fn head(
+        &self,
+        weights: &Packed,
+        panels: usize,
+        rows: Rows<'_>,
+        out: &mut [f32],
+        greedy: &[Greedy],
+    ) {
+        let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
-        self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
+        self.pool.columns(out, panels * PANEL, PANEL, |mut columns| {
             self.panels(weights, given, &mut columns, |out, result| out.copy_from_slice(result));
             let range = columns.range();
             let count = weights.outputs.min(range.end).saturating_sub(range.start);
@@ -76,11 +92,12 @@ impl Multiplier<'_> {
                 greedy.offer(range.start, &columns.row(row)[..count]);
             }
         });
+        FIXED.set(fixed);
     }
 
     /// `out = silu(gate) * up` of paired weights, `[rows, panels * 16]`.
     pub(super) fn gated(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
-        let mut fixed = Vec::new();
+        let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * LANES, LANES, |mut columns| {
             let mut tile = Tile::new();
@@ -95,11 +112,13 @@ impl Multiplier<'_> {
                 }
             }
         });
+        FIXED.set(fixed);
     }
 
     /// The rows as these weights want them, in `fixed` if that is fixed point.
     fn given<'a>(&self, weights: &Packed, rows: Rows<'a>, fixed: &'a mut Vec<Fixed>) -> Given<'a> {
         let groups = weights.inputs / GROUP;
+        fixed.clear();
         if self.isa.fixes() && weights.has_blocks() {
             fixed.resize(rows.count * groups, Fixed::ZERO);
             let fix = |row: usize, out: &mut [Fixed]| {
