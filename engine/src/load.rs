@@ -9,7 +9,7 @@ use crate::model::{Checkpoint, ModelError, Tokenizer, give_back};
 use crate::shard::Chain;
 
 /// Token ids that a draft says. Byte-level BPE numbers tokens in the order in which they were learned, the frequent ones
-/// first: of the tokens in which SmolLM2's draft agrees with it on the reference questions 98 in 100 are below this, and
+/// first: of the tokens in which the draft of `SmolLM2` agrees with it on the reference questions 98 in 100 are below this, and
 /// its head has a third of the work.
 const SHORTLIST: usize = 16_384;
 

@@ -43,7 +43,7 @@ const REST: usize = 2;
 const LONGEST_REST: usize = 64;
 
 /// Margins, in logits, between which a model's first choices are counted together, and the chance that such a token
-/// stands, until it was seen: as SmolLM2's draft has it over the reference questions.
+/// stands, until it was seen: as the draft of `SmolLM2` has it over the reference questions.
 const MARGINS: [f32; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0];
 const CHANCES: [f64; 7] = [0.25, 0.45, 0.55, 0.7, 0.8, 0.9, 0.97];
 /// The weight of the newest token in one of these chances, and how far they go back to where they began in a round:
@@ -235,9 +235,8 @@ impl Pace {
         if self.passes.len() <= drafted {
             self.passes.resize(drafted + 1, 0.0);
         }
-        let newest =
-            |known: f64, seconds: f64| if known > 0.0 { seconds.min(known * FORGET) } else { seconds };
-        self.passes[drafted] = newest(self.passes[drafted], took.verify);
+        let known = self.passes[drafted];
+        self.passes[drafted] = if known > 0.0 { took.verify.min(known * FORGET) } else { took.verify };
         // Dropped tokens were drafted too.
         let drafted = self.model.as_ref().map_or(0, |model| model.margins.len()).max(drafted);
         if let Some(seconds) = took.draft.filter(|_| drafted > 0) {

@@ -11,7 +11,7 @@ use std::thread;
 /// A copy of what `work` makes, in memory that is not strewn with what it took on the way.
 pub(super) fn compact<T: Clone + Send, E: Send>(work: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E> {
     let made = thread::scope(|scope| scope.spawn(work).join());
-    let copy = made.unwrap_or_else(|panic| resume_unwind(panic)).map(|made| made.clone());
+    let copy = made.unwrap_or_else(|panic| resume_unwind(panic)).map(|made| T::clone(&made));
     give_back();
     copy
 }

@@ -47,7 +47,7 @@ pub(super) struct Rows<'a> {
     pub(super) count: usize,
 }
 
-impl<'a> Rows<'a> {
+impl Rows<'_> {
     /// Some of the rows.
     pub(super) fn part(self, range: &Range<usize>) -> Self {
         Rows { values: &self.values[range.start * self.stride..], count: range.len(), ..self }

@@ -135,6 +135,7 @@ impl Bytes for Q6K {
 }
 
 /// A row in fixed point; see [`Isa::fix`](super::super::Isa::fix).
+#[expect(clippy::cast_ptr_alignment, reason = "stored without a claim to alignment")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(in super::super) fn fix(row: &[f32], out: &mut [Fixed]) {
     let (groups, _) = row.as_chunks::<GROUP>();
@@ -158,7 +159,7 @@ pub(in super::super) fn fix(row: &[f32], out: &mut [Fixed]) {
             let low = _mm512_sub_epi32(whole, _mm512_slli_epi32::<8>(high));
             let ordered = |plane| _mm_shuffle_epi8(_mm512_cvtepi32_epi8(plane), order);
             let to: [*mut __m128i; 2] =
-                [out.high.as_mut_ptr(), out.low.as_mut_ptr()].map(|plane| plane.cast::<__m128i>());
+                [out.high.as_mut_ptr(), out.low.as_mut_ptr()].map(<*mut i32>::cast::<__m128i>);
             // SAFETY: a plane is twice sixteen bytes.
             unsafe {
                 _mm_storeu_si128(to[0].add(half), ordered(high));
