@@ -1,6 +1,5 @@
 //! `phasemark shard`: some of a target's layers, for a `generate` in another process.
 
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -8,7 +7,7 @@ use std::process::ExitCode;
 use super::args::ShardArgs;
 use super::error::CliError;
 use super::generate::chosen_markers;
-use super::output::OutputFile;
+use super::output::Files;
 use super::stats::ShardStats;
 use super::{choose, say};
 use crate::device::Part;
@@ -22,15 +21,12 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
     let stop = Stop::on_signals().map_err(CliError::Serving)?;
     let threads = choose::threads(args.threads)?;
     let device = choose::device(&args.device, threads)?;
-    let markers =
-        Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), args.record.is_some())?;
-    let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
-    let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
-    if let (Some(record), Some(stats)) = (&record_file, &stats_file)
-        && record.path() == stats.path()
-    {
-        return Err(CliError::SameFile { path: stats.path().to_owned() });
-    }
+    let markers = Assembly::new(
+        &chosen_markers(args.witness.markers.as_deref())?,
+        args.witness.detail.into(),
+        args.witness.record.is_some(),
+    )?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     let bad = |why: String| CliError::BadAddress { given: args.listen.clone(), why };
     // A place that cannot be listened at is told before weights are read; who connects early waits.
     let listener = match args.listen.as_str() {
@@ -61,13 +57,8 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
 
     let mut generations = 0;
     let mut tell = |line: &str| say!("phasemark shard {}..{}: {line}", layers.start, layers.end);
-    let write_stats = |generations| match &stats_file {
-        None => Ok(()),
-        Some(file) => {
-            let stats = ShardStats::new(&layers, generations, &markers);
-            file.write(|mut out| out.write_all(stats.json()?.as_bytes()))
-        }
-    };
+    let write_stats =
+        |generations| files.write_stats(|| ShardStats::new(&layers, generations, &markers).json());
     let mut ended = || {
         generations += 1;
         if let Err(error) = write_stats(generations) {
@@ -92,9 +83,7 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
     .map_err(CliError::Serving)?;
     drop(service);
 
-    if let Some(file) = &record_file {
-        file.write(|out| markers.save_record(out))?;
-    }
+    files.write_record(&markers)?;
     write_stats(generations)?;
     Ok(ExitCode::SUCCESS)
 }

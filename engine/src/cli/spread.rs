@@ -135,7 +135,7 @@ cfg_select! {
 
             /// The command line of a child: this one's markers, detail and threads, and files of its own.
             fn child(&self, index: usize, layers: &Range<usize>, device: &str) -> Vec<OsString> {
-                let detail = match self.args.detail {
+                let detail = match self.args.witness.detail {
                     DetailArg::Phases => "phases",
                     DetailArg::Full => "full",
                 };
@@ -147,10 +147,10 @@ cfg_select! {
                 option("--threads", self.threads.to_string().into());
                 option("--context", self.context.to_string().into());
                 option("--detail", detail.into());
-                if let Some(markers) = &self.args.markers {
+                if let Some(markers) = &self.args.witness.markers {
                     option("--markers", markers.into());
                 }
-                for (name, file) in [("--record", &self.args.record), ("--stats", &self.args.stats)] {
+                for (name, file) in [("--record", &self.args.witness.record), ("--stats", &self.args.witness.stats)] {
                     if let Some(file) = file {
                         option(name, of_shard(file, index).into());
                     }
