@@ -1,8 +1,6 @@
 //! The memory that a real model takes: less than 1.3 times its file, with a text as long as a reference question and
 //! its answer.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 

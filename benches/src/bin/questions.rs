@@ -1,4 +1,4 @@
-//! What drafting gives a real model on the CPU: SmolLM2 answers its reference questions, and quotes a text, alone,
+//! What drafting gives a real model on the CPU: `SmolLM2` answers its reference questions, and quotes a text, alone,
 //! with its draft model and with look-ups. Prints markdown.
 //!
 //! The ways take turns, and a ratio is of two runs of the same turn, so that a machine that is busy for a while is busy
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Measures drafting for SmolLM2.
+/// Measures drafting for a real model.
 #[derive(Parser)]
 #[command(name = "questions")]
 struct Arguments {

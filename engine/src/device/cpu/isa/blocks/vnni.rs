@@ -135,7 +135,6 @@ impl Bytes for Q6K {
 }
 
 /// A row in fixed point; see [`Isa::fix`](super::super::Isa::fix).
-#[expect(clippy::cast_ptr_alignment, reason = "stored without a claim to alignment")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(in super::super) fn fix(row: &[f32], out: &mut [Fixed]) {
     let (groups, _) = row.as_chunks::<GROUP>();
