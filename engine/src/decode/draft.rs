@@ -20,6 +20,8 @@ pub(super) enum Drafter<'a> {
     Model(&'a mut Chain),
     /// The text itself.
     Lookup(Lookup),
+    /// The text where a long run of it comes again, which costs no pass and is right more often; else a model.
+    Both(&'a mut Chain, Lookup, Source),
 }
 
 impl Drafter<'_> {
@@ -29,14 +31,23 @@ impl Drafter<'_> {
         match self {
             Drafter::Model(_) => Some(Source::Model),
             Drafter::Lookup(lookup) => lookup.look(text),
+            Drafter::Both(_, lookup, from) => {
+                *from =
+                    lookup.look(text).filter(|source| *source == Source::LongMatch).unwrap_or(Source::Model);
+                Some(*from)
+            }
         }
     }
 
-    /// Whether the next proposals cost more than others: the model has to read a prompt first.
+    /// Whether the next proposals cost something else than a model's usually do: it has to read a prompt first, or has
+    /// no part in them.
     pub(super) fn is_behind(&self, text: &[u32]) -> bool {
         match self {
-            Drafter::Model(chain) => text.len() - chain.cached() > A_PROMPT,
+            Drafter::Model(chain) | Drafter::Both(chain, _, Source::Model) => {
+                text.len() - chain.cached() > A_PROMPT
+            }
             Drafter::Lookup(_) => false,
+            Drafter::Both(..) => true,
         }
     }
 
@@ -53,8 +64,10 @@ impl Drafter<'_> {
     ) -> Result<(), DeviceError> {
         range!(markers.at_full_detail(), Fields::new(Scope::DRAFT).tokens(count as u64));
         match self {
-            Drafter::Model(chain) => model(chain, text, count, chooser, pace, proposed),
-            Drafter::Lookup(lookup) => {
+            Drafter::Model(chain) | Drafter::Both(chain, _, Source::Model) => {
+                model(chain, text, count, chooser, pace, proposed)
+            }
+            Drafter::Lookup(lookup) | Drafter::Both(_, lookup, _) => {
                 proposed.extend(lookup.follow(text, count).map(|token| Proposal { token, from: None }));
                 Ok(())
             }
@@ -64,7 +77,7 @@ impl Drafter<'_> {
     /// Forgets what it holds of the text from `len` on.
     pub(super) fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {
         match self {
-            Drafter::Model(chain) => chain.roll_back(len),
+            Drafter::Model(chain) | Drafter::Both(chain, ..) => chain.roll_back(len),
             // It has only seen emitted tokens, and those stay.
             Drafter::Lookup(_) => Ok(()),
         }

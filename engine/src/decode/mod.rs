@@ -41,7 +41,7 @@ use crate::shard::Chain;
 use accept::{Chooser, Proposal};
 use draft::Drafter;
 use lookup::Lookup;
-use pace::{Pace, Took};
+use pace::{Pace, Source, Took};
 
 pub use generation::{Finish, Generation, Round};
 pub use request::{Drafting, Prefill, Request, RequestError, Verify};
@@ -129,6 +129,9 @@ impl Engine {
         if output.finish.is_none() {
             let target = &mut self.target;
             let drafter = match (request.drafting, &mut self.draft) {
+                (Drafting::Model, Some(draft)) if request.adapt && request.verify == Verify::Batched => {
+                    Some(Drafter::Both(draft, Lookup::default(), Source::Model))
+                }
                 (Drafting::Model, Some(draft)) => Some(Drafter::Model(draft)),
                 (Drafting::Lookup, _) => Some(Drafter::Lookup(Lookup::default())),
                 (Drafting::Model, None) | (Drafting::Nothing, _) => None,

@@ -134,9 +134,11 @@ impl Pace {
 
     /// How many tokens to draft, at most `most`.
     pub(super) fn decide(&mut self, source: Source, most: usize) -> usize {
-        if let (Source::Model, Some(model)) = (source, &mut self.model) {
+        if let Some(model) = &mut self.model {
             model.margins.clear();
             model.stands = 1.0;
+        }
+        if let (Source::Model, Some(model)) = (source, &mut self.model) {
             let record = &mut self.records[source as usize];
             record.rested += usize::from(model.rests);
             return if model.rests && record.rested <= record.rest { 0 } else { most };
