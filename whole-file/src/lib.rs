@@ -62,6 +62,12 @@ impl WholeFile {
         &self.path
     }
 
+    /// Whether it is a device or a pipe, which is written in place.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.in_place.is_some()
+    }
+
     /// Whether one of the two would take the other's place, by whatever path each was named.
     #[must_use]
     pub fn replaces(&self, other: &Self) -> bool {

@@ -52,7 +52,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     };
     let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
-    let spread = Spread { pair: &pair, folder: &target, args, threads, context: positions };
+    let spread = Spread { pair: &pair, folder: &target, args, files: &files, threads, context: positions };
     let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let draft = match (&draft, request.drafting) {
@@ -86,10 +86,13 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     if let Some(bytes) = device.peak_memory() {
         say!("{}: {:.1} MB of its memory at the peak", args.models.device, bytes as f64 / 1e6);
     }
+    // Its children write their files when they leave.
+    let left = engine.close();
     files.write_record(&markers)?;
     files.write_stats(|| {
         Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds).json()
     })?;
+    left?;
     Ok(ExitCode::SUCCESS)
 }
 

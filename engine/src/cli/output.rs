@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+#[cfg(unix)]
+use std::path::PathBuf;
 
 use whole_file::WholeFile;
 
@@ -80,6 +82,14 @@ pub(super) struct Files {
     stats: Option<WholeFile>,
 }
 
+/// What a child is told to write, beside its parent's files.
+#[cfg(unix)]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ChildFiles {
+    pub(super) record: Option<PathBuf>,
+    pub(super) stats: Option<PathBuf>,
+}
+
 impl Files {
     /// Sees that each can be written, and that neither would take the other's place.
     pub(super) fn check(record: Option<&Path>, stats: Option<&Path>) -> Result<Self, CliError> {
@@ -91,6 +101,27 @@ impl Files {
             }
             _ => Ok(Files { record, stats }),
         }
+    }
+
+    /// The files of the child that is shard `index`, of the names that were asked for: seen to be writable, and to take
+    /// no place of this process's own.
+    #[cfg(unix)]
+    pub(super) fn of_shard(&self, index: usize) -> Result<ChildFiles, CliError> {
+        let own = [&self.record, &self.stats];
+        let of_shard = |own_file: &Option<WholeFile>| {
+            let Some(file) = own_file else { return Ok(None) };
+            if file.is_in_place() {
+                // A device or a pipe has no others beside it.
+                return Ok(Some(file.path().to_owned()));
+            }
+            let path = of_shard(file.path(), index);
+            let childs = WholeFile::check(&path).map_err(|why| unwritable(&path, why))?;
+            if own.into_iter().flatten().any(|own| own.replaces(&childs)) {
+                return Err(CliError::SameFile { path });
+            }
+            Ok(Some(path))
+        };
+        Ok(ChildFiles { record: of_shard(&self.record)?, stats: of_shard(&self.stats)? })
     }
 
     /// What the recorder heard, where it is asked for.
@@ -112,9 +143,49 @@ fn unwritable(path: &Path, why: io::Error) -> CliError {
     CliError::Unwritable { path: path.to_owned(), why }
 }
 
+/// The name that a child's file has beside its parent's: `.shardN` before the extension.
+#[cfg(unix)]
+fn of_shard(file: &Path, index: usize) -> PathBuf {
+    let mut name = file.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".shard{index}"));
+    if let Some(extension) = file.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    file.with_file_name(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_childs_file_has_its_number_before_the_extension() {
+        for (file, child) in [
+            ("a/b.json", "a/b.shard1.json"),
+            ("b", "b.shard1"),
+            ("b.tar.gz", "b.tar.shard1.gz"),
+            (".b", ".b.shard1"),
+        ] {
+            assert_eq!(of_shard(Path::new(file), 1), Path::new(child));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_childs_file_takes_no_place_of_its_parents_and_none_beside_a_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let (stats, record) = (folder.path().join("k.json"), folder.path().join("k.shard1.json"));
+        let files = Files::check(Some(&record), Some(&stats)).unwrap();
+        assert!(matches!(files.of_shard(1), Err(CliError::SameFile { path }) if path == record));
+        files.of_shard(2).unwrap();
+
+        let null = Path::new("/dev/null");
+        let files = Files::check(None, Some(null)).unwrap();
+        let expected = ChildFiles { record: None, stats: Some(null.to_owned()) };
+        assert_eq!(files.of_shard(1).unwrap(), expected);
+    }
 
     #[test]
     fn a_record_and_statistics_are_two_files() {
