@@ -7,6 +7,7 @@
 //! | `cargo run --release -p benches --bin attached` | ns of a range under a real tool |
 //! | `cargo run --release -p benches --bin perturb -- -- <generate arguments>` | a whole request, off against on |
 //! | `cargo run --release -p benches --bin speed` | the engine on the CPU |
+//! | `cargo run --release -p benches --bin questions` | drafting for a real model, against its target alone |
 //! | `cargo bench -p benches --bench shards` | us and bytes of a shard elsewhere |
 //!
 //! Each prints the tables of `docs/measurements.md`.

@@ -5,8 +5,13 @@ use std::path::Path;
 use crate::Error;
 use crate::decode::{Engine, Request, RequestError};
 use crate::device::{Device, DeviceError, Part, Shard};
-use crate::model::{Checkpoint, ModelError, Tokenizer};
+use crate::model::{Checkpoint, ModelError, Tokenizer, give_back};
 use crate::shard::Chain;
+
+/// Token ids that a draft says. Byte-level BPE numbers tokens in the order in which they were learned, the frequent ones
+/// first: of the tokens in which the draft of `SmolLM2` agrees with it on the reference questions 98 in 100 are below this, and
+/// its head has a third of the work.
+const SHORTLIST: usize = 16_384;
 
 /// A target and perhaps a draft that fit each other, opened but not loaded: it is known what they are, and no
 /// weight was read.
@@ -67,7 +72,12 @@ impl Pair {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn around(&self, target: Chain, device: &dyn Device, context: usize) -> Result<Engine, Error> {
-        let draft = self.draft.as_ref().map(|draft| one_shard(draft, device, context)).transpose()?;
+        let mut draft = self.draft.as_ref().map(|draft| one_shard(draft, device, context)).transpose()?;
+        if let Some(draft) = &mut draft {
+            draft.shortlist(SHORTLIST);
+        }
+        // What packing the weights took beside them.
+        give_back();
         Engine::new(target, draft, self.target.config().eos.clone())
     }
 }

@@ -282,3 +282,25 @@ fn a_pass_that_does_not_fit_is_an_error_and_changes_nothing() {
     logits(&mut *words, &[4; 5], Path::Decode);
     assert!(load(0..config.layers + 1, true, true).is_err());
 }
+
+#[test]
+fn a_shortlist_says_the_same_of_the_ids_that_are_on_it_and_nothing_of_the_others() {
+    const LISTED: usize = 64;
+    let checkpoint = open("pair/draft");
+    let mut shard = Cpu::new(2).load(&checkpoint, whole(&checkpoint)).unwrap();
+    let tokens = [5, 17, 300, 2, 4000];
+    let all = logits(&mut *shard, &tokens, Path::Decode);
+    shard.shortlist(LISTED);
+    shard.roll_back(0).unwrap();
+    let few = logits(&mut *shard, &tokens, Path::Decode);
+    let vocab = checkpoint.config().vocab;
+    for (row, (few_logits, all)) in few.logits.chunks(vocab).zip(all.logits.chunks(vocab)).enumerate() {
+        assert_eq!(few_logits[..LISTED], all[..LISTED]);
+        assert!(few_logits[LISTED..].iter().all(|logit| *logit == f32::NEG_INFINITY));
+        let best = all[..LISTED].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        assert!((all[few.tokens[row] as usize] - best).abs() < 1e-9);
+    }
+    shard.roll_back(0).unwrap();
+    let answer = pass(&mut *shard, Input::Tokens(&tokens), Path::Decode, Want::Tokens(0..tokens.len()));
+    assert_eq!(answer.tokens, few.tokens);
+}

@@ -199,7 +199,7 @@ fn look_ups_and_adapted_blocks_change_no_greedy_token_and_copying_is_drafted_wel
         {
             let got = run(&mut engine, &Request { drafting, adapt, draft_tokens: 8, ..plain.clone() });
             assert_eq!(got.tokens, expected, "{drafting:?} {adapt} {text}");
-            if copies && drafting == Drafting::Lookup {
+            if copies {
                 assert!(got.tokens_per_target_pass().unwrap() > 2.0, "{:?}", got.rounds);
             }
         }

@@ -83,7 +83,10 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
 
 /// What runs models that are downloaded.
 pub(crate) fn with_models() -> Vec<Step> {
-    vec![Step::cargo("tests of SmolLM2", "test --package engine --test smollm2 -- --include-ignored")]
+    vec![
+        Step::cargo("tests of SmolLM2", "test --package engine --test smollm2 -- --include-ignored"),
+        Step::cargo("memory of SmolLM2", "test --package benches --test memory -- --include-ignored"),
+    ]
 }
 
 /// The tests of the two rooms that call into foreign libraries, under the address sanitizer. It needs a target that

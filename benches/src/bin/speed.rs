@@ -260,6 +260,9 @@ fn sum(words: &[u64]) -> u64 {
 fn memory(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()> {
     text.push_str("\n| process | peak MiB | weights MiB |\n|---|---:|---:|\n");
     let bytes = |folder: &Path| -> Result<f64> {
+        if folder.is_file() {
+            return Ok(folder.metadata()?.len() as f64 / 1_048_576.0);
+        }
         let files = std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.metadata().ok().zip(Some(())));
         Ok(files.map(|(file, ())| file.len() as f64).sum::<f64>() / 1_048_576.0)
     };

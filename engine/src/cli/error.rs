@@ -31,6 +31,8 @@ pub(super) enum CliError {
     EmptyStop,
     #[error("{}: it cannot be read: {why}", .path.display())]
     Unreadable { path: PathBuf, why: io::Error },
+    #[error("{}: it has more than {most} MiB: no model's context holds so long a prompt; shorten it", .path.display())]
+    PromptTooLong { path: PathBuf, most: u64 },
     #[error("{}: it is not UTF-8 from byte {at} on: a prompt is text", .path.display())]
     NotUtf8 { path: PathBuf, at: usize },
     #[error("{}: it cannot be written: {why}\nnothing was written; choose a file in a folder that exists", .path.display())]

@@ -45,6 +45,7 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitC
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
+    crate::model::keep_nothing();
     let done = match cli.command {
         None => generate::run(&args::GenerateArgs::default(), true),
         Some(Command::Generate(args)) => generate::run(&args, false),

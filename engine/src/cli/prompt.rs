@@ -1,5 +1,6 @@
 //! Where a prompt comes from.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -44,15 +45,33 @@ impl Prompt {
     }
 }
 
+/// Bytes that a prompt may have: more than any model's context holds, and little enough to be read at once.
+const MOST_BYTES: u64 = 16 << 20;
+
 fn read_text(path: &Path) -> Result<String, CliError> {
-    let read = if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
-    };
-    let name = if path == Path::new("-") { "standard input".into() } else { path.to_owned() };
-    let bytes = read.map_err(|why| CliError::Unreadable { path: name.clone(), why })?;
-    String::from_utf8(bytes)
-        .map_err(|error| CliError::NotUtf8 { path: name, at: error.utf8_error().valid_up_to() })
+    let standard = path == Path::new("-");
+    let read = if standard { bounded(std::io::stdin().lock()) } else { File::open(path).and_then(bounded) };
+    let path = if standard { "standard input".into() } else { path.to_owned() };
+    let bytes = read.map_err(|why| CliError::Unreadable { path: path.clone(), why })?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(CliError::PromptTooLong { path, most: MOST_BYTES >> 20 });
+    }
+    String::from_utf8(bytes).map_err(|error| CliError::NotUtf8 { path, at: error.utf8_error().valid_up_to() })
+}
+
+/// All bytes, or one more than a prompt may have.
+fn bounded(from: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MOST_BYTES + 1).read_to_end(&mut bytes).map(|_| bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_without_end_is_not_read_to_its_end() {
+        let read = bounded(std::io::repeat(b'a')).unwrap();
+        assert_eq!(read.len() as u64, MOST_BYTES + 1);
+    }
 }

@@ -41,7 +41,7 @@ use crate::shard::Chain;
 use accept::Chooser;
 use draft::Drafter;
 use lookup::Lookup;
-use pace::{Pace, Took};
+use pace::{Pace, Source, Took};
 
 pub use generation::{Finish, Generation, Round};
 pub use request::{Drafting, Prefill, Request, RequestError, Verify};
@@ -137,6 +137,9 @@ impl Engine {
         if output.finish.is_none() {
             let target = &mut self.target;
             let drafter = match (request.drafting, &mut self.draft) {
+                (Drafting::Model, Some(draft)) if request.adapt && request.verify == Verify::Batched => {
+                    Some(Drafter::Both(draft, Lookup::default(), Source::Model))
+                }
                 (Drafting::Model, Some(draft)) => Some(Drafter::Model(draft)),
                 (Drafting::Lookup, _) => Some(Drafter::Lookup(Lookup::default())),
                 (Drafting::Model, None) | (Drafting::Nothing, _) => None,
@@ -297,18 +300,20 @@ fn speculate(
         && request.verify == Verify::Batched
         && !request.adapt
         && drafter.shares_memory(target);
-    let mut pace = Pace::new();
+    let mut pace = Pace::new(timed);
     while output.finish.is_none() {
         let most = request.draft_tokens.min(output.remaining() - 1);
         let source = drafter.look(&output.text);
-        let drafted = match source {
+        let wanted = match source {
             Some(source) if adapts => pace.decide(source, most),
             Some(_) => most,
             None => 0,
         };
         let began = Instant::now();
         let reads_prompt = drafter.is_behind(&output.text);
-        let block = drafter.propose(&output.text, drafted, unseen, chooser, markers)?;
+        let pace_of_model = (adapts && timed).then_some(&mut pace);
+        let block = drafter.propose(&output.text, wanted, unseen, chooser, markers, pace_of_model)?;
+        let drafted = block.len();
         let draft_seconds = began.elapsed().as_secs_f64();
         let before = target.cached();
         if request.verify == Verify::ReferenceExact {

@@ -5,6 +5,11 @@
 //! is taken. Where that is 0 drafting rests, and is tried again with one token after a while, each time after twice
 //! as long: a text that cannot be drafted costs next to nothing.
 //!
+//! A model whose passes are timed is also listened to: how far its first choice is above the second says how likely
+//! the token is to stand, better than any average. It drafts on while what that promises is worth another pass of
+//! its own and another row of the target's, and what is not worth its row is dropped. What a round gave beyond its
+//! cost is added up; when that is less than nothing drafting rests as above.
+//!
 //! The clock decides nothing about the tokens of a greedy request, which are the target's own for any block. A
 //! sampled request draws from other distributions in other blocks; there costs are assumed and not measured, so
 //! that a seed gives the same text on any machine and under any load.
@@ -28,12 +33,43 @@ const DRAFTED_TOKEN: f64 = 0.12;
 const NEWEST: f64 = 0.125;
 /// Work costs what it takes undisturbed: the least that was measured, forgotten by so much a measurement.
 const FORGET: f64 = 1.03;
+/// The weight of the newest round in what a drafted token costs.
+const NEWEST_DRAFT: f64 = 0.25;
 /// A pass is not taken to cost more than so many times what other passes promise: a hiccup in the only
 /// measurement of a block would rule that block out for good.
 const HICCUP: f64 = 2.0;
 /// Rounds of rest before drafting is tried again: at first, and at most.
 const REST: usize = 2;
 const LONGEST_REST: usize = 64;
+
+/// Margins, in logits, between which a model's first choices are counted together, and the chance that such a token
+/// stands, until it was seen: as the draft of `SmolLM2` has it over the reference questions.
+const MARGINS: [f32; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0];
+const CHANCES: [f64; 7] = [0.25, 0.45, 0.55, 0.7, 0.8, 0.9, 0.97];
+/// The weight of the newest token in one of these chances, and how far they go back to where they began in a round:
+/// what is never drafted is never seen.
+const NEWEST_MARGIN: f64 = 0.05;
+const FORGIVE: f64 = 0.01;
+/// A token more is worth so much of a one-row pass: what one costs when drafting goes well.
+const WORTH: f64 = 0.6;
+/// The chance of a token that is not drafted yet.
+const NEXT: f64 = 0.5;
+/// The least that a further row costs, over one pass of one row, whatever was measured.
+const LEAST_ROW: f64 = 0.01;
+/// The weight of the newest round in what rounds give beyond their cost, in one-row passes, and where that begins.
+const NEWEST_ROUND: f64 = 0.2;
+const GAIN: f64 = 0.1;
+
+/// What to do about a token that a model has just drafted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Propose it and draft another.
+    GoOn,
+    /// Propose it and draft no more.
+    Last,
+    /// It is not worth its row.
+    Drop,
+}
 
 /// Seconds that a round took.
 #[derive(Clone, Copy, Debug)]
@@ -61,16 +97,52 @@ pub(super) struct Pace {
     passes: Vec<f64>,
     /// Seconds to draft a token.
     draft: Option<f64>,
+    /// A model that is listened to.
+    model: Option<Listened>,
+}
+
+/// What is known of a model that is listened to.
+#[derive(Debug)]
+struct Listened {
+    /// By margin.
+    chances: [f64; 7],
+    /// Of the tokens of this round, dropped ones included.
+    margins: Vec<usize>,
+    /// The chance that all of them stand.
+    stands: f64,
+    /// What rounds give beyond their cost, in one-row passes.
+    gain: f64,
+    rests: bool,
+}
+
+impl Listened {
+    const NEW: Self =
+        Listened { chances: CHANCES, margins: Vec::new(), stands: 1.0, gain: GAIN, rests: false };
 }
 
 impl Pace {
-    pub(super) fn new() -> Self {
+    /// Where passes are `timed`, models are listened to.
+    pub(super) fn new(timed: bool) -> Self {
         let record = |chance| Record { chance, rested: 0, rest: REST };
-        Pace { records: [record(0.7), record(0.5), record(0.8)], passes: Vec::new(), draft: None }
+        Pace {
+            records: [record(0.7), record(0.5), record(0.8)],
+            passes: Vec::new(),
+            draft: None,
+            model: timed.then_some(Listened::NEW),
+        }
     }
 
     /// How many tokens to draft, at most `most`.
     pub(super) fn decide(&mut self, source: Source, most: usize) -> usize {
+        if let Some(model) = &mut self.model {
+            model.margins.clear();
+            model.stands = 1.0;
+        }
+        if let (Source::Model, Some(model)) = (source, &mut self.model) {
+            let record = &mut self.records[source as usize];
+            record.rested += usize::from(model.rests);
+            return if model.rests && record.rested <= record.rest { 0 } else { most };
+        }
         let chance = self.records[source as usize].chance;
         let (mut best, mut best_rate) = (0, 0.0);
         let (mut emitted, mut stands) = (1.0, 1.0);
@@ -94,9 +166,60 @@ impl Pace {
         usize::from(record.rested > record.rest)
     }
 
+    /// Hears by how much a model preferred the token that it has just drafted.
+    pub(super) fn hear(&mut self, margin: f32) -> Heard {
+        let one = self.pass(1);
+        let draft = self.drafted(Source::Model);
+        let Some(model) = &mut self.model else { return Heard::GoOn };
+        let at = MARGINS.iter().take_while(|edge| margin >= **edge).count();
+        model.stands *= model.chances[at];
+        model.margins.push(at);
+        let (stands, rows) = (model.stands, model.margins.len());
+        let row = ((self.pass(rows + 1) - one) / rows as f64).max(LEAST_ROW * one);
+        if stands * WORTH * one <= row {
+            Heard::Drop
+        } else if stands * NEXT * WORTH * one <= row + draft {
+            Heard::Last
+        } else {
+            Heard::GoOn
+        }
+    }
+
+    /// What a round of a model that is listened to tells: the chances of its tokens, and whether to rest.
+    fn learn_of_model(&mut self, drafted: usize, accepted: usize, rejected: bool) {
+        let (one, round) = (self.pass(1), self.pass(drafted + 1));
+        let draft = self.drafted(Source::Model);
+        let record = &mut self.records[Source::Model as usize];
+        let Some(model) = &mut self.model else { return };
+        if model.margins.is_empty() {
+            return;
+        }
+        for (chance, began) in model.chances.iter_mut().zip(CHANCES) {
+            *chance += FORGIVE * (began - *chance);
+        }
+        let outcomes = std::iter::repeat_n(1.0, accepted).chain(rejected.then_some(0.0));
+        for (&at, stood) in model.margins.iter().zip(outcomes) {
+            model.chances[at] += NEWEST_MARGIN * (stood - model.chances[at]);
+        }
+        let cost = (round - one + draft * model.margins.len() as f64) / one;
+        let gain = accepted as f64 - cost;
+        record.rested = 0;
+        if model.rests && gain <= 0.0 {
+            record.rest = (2 * record.rest).min(LONGEST_REST);
+        } else if model.rests {
+            (model.rests, model.gain, record.rest) = (false, GAIN, REST);
+        } else {
+            model.gain += NEWEST_ROUND * (gain - model.gain);
+            model.rests = model.gain < 0.0;
+        }
+    }
+
     /// Learns from a round that drafted `drafted` tokens: `accepted` of them stood, and the next one did not if
     /// `rejected`.
     pub(super) fn learn(&mut self, source: Source, drafted: usize, accepted: usize, rejected: bool) {
+        if source == Source::Model && self.model.is_some() {
+            return self.learn_of_model(drafted, accepted, rejected);
+        }
         if drafted == 0 {
             return;
         }
@@ -114,11 +237,16 @@ impl Pace {
         if self.passes.len() <= drafted {
             self.passes.resize(drafted + 1, 0.0);
         }
-        let newest =
-            |known: f64, seconds: f64| if known > 0.0 { seconds.min(known * FORGET) } else { seconds };
-        self.passes[drafted] = newest(self.passes[drafted], took.verify);
+        let known = self.passes[drafted];
+        self.passes[drafted] = if known > 0.0 { took.verify.min(known * FORGET) } else { took.verify };
+        // Dropped tokens were drafted too.
+        let drafted = self.model.as_ref().map_or(0, |model| model.margins.len()).max(drafted);
         if let Some(seconds) = took.draft.filter(|_| drafted > 0) {
-            self.draft = Some(newest(self.draft.unwrap_or(0.0), seconds / drafted as f64));
+            // Not the least: its weights are the first to leave the caches between rounds, and how many tokens a round
+            // drafts says how often that is paid.
+            let one = seconds / drafted as f64;
+            let known = self.draft.unwrap_or(one);
+            self.draft = Some(known + NEWEST_DRAFT * (one.min(HICCUP * known) - known));
         }
     }
 
@@ -163,14 +291,14 @@ mod tests {
     #[test]
     fn what_is_always_right_is_drafted_as_far_as_allowed() {
         for source in SOURCES {
-            assert_eq!(drafted(&mut Pace::new(), source, true, 60).last(), Some(&16), "{source:?}");
+            assert_eq!(drafted(&mut Pace::new(false), source, true, 60).last(), Some(&16), "{source:?}");
         }
     }
 
     #[test]
     fn what_is_never_right_is_soon_tried_only_now_and_then() {
         for source in SOURCES {
-            let mut pace = Pace::new();
+            let mut pace = Pace::new(false);
             let early: usize = drafted(&mut pace, source, false, 100).iter().sum();
             assert!(early < 60, "{source:?}: {early}");
             let late: usize = drafted(&mut pace, source, false, 640).iter().sum();
@@ -180,7 +308,7 @@ mod tests {
 
     #[test]
     fn after_a_bad_stretch_good_proposals_are_found_again() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(false);
         drafted(&mut pace, Source::LongMatch, false, 300);
         let rounds = drafted(&mut pace, Source::LongMatch, true, 200);
         assert_eq!(rounds.last(), Some(&16));
@@ -189,7 +317,7 @@ mod tests {
     #[test]
     fn a_dear_draft_and_dear_rows_make_blocks_short() {
         let decide = |rows: f64, draft: f64| {
-            let mut pace = Pace::new();
+            let mut pace = Pace::new(false);
             for drafted in 0..=16 {
                 let verify = 1.0 + rows * drafted as f64;
                 pace.time(drafted, Took { draft: Some(draft * drafted as f64), verify });
@@ -203,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_hiccup_rules_no_block_out() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(false);
         let mut time = |drafted, verify| {
             pace.time(drafted, Took { draft: None, verify });
             pace.pass(drafted + 1)
@@ -217,11 +345,62 @@ mod tests {
 
     #[test]
     fn costs_that_were_not_measured_are_assumed_in_proportion() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(false);
         pace.time(0, Took { draft: None, verify: 2.0 });
         assert!((pace.pass(1) - 2.0).abs() < 1e-9);
         assert!((pace.pass(3) - 2.0 * (1.0 + 2.0 * FURTHER_ROW)).abs() < 1e-9);
         pace.time(2, Took { draft: None, verify: 2.1 });
         assert!((pace.pass(3) - 2.1).abs() < 1e-9);
+    }
+
+    /// What a model that prefers every token by `margin` proposes in each of some rounds.
+    fn heard(pace: &mut Pace, margin: f32, stands: bool, rounds: usize) -> Vec<usize> {
+        let round = |_| {
+            let wanted = pace.decide(Source::Model, 8);
+            let mut proposed = 0;
+            for _ in 0..wanted {
+                let heard = pace.hear(margin);
+                proposed += usize::from(heard != Heard::Drop);
+                if heard != Heard::GoOn {
+                    break;
+                }
+            }
+            pace.learn(Source::Model, proposed, if stands { proposed } else { 0 }, !stands && proposed > 0);
+            let draft = (wanted > 0).then_some(0.05 * pace.model.as_ref().unwrap().margins.len() as f64);
+            pace.time(proposed, Took { draft, verify: 1.0 + 0.1 * proposed as f64 });
+            proposed
+        };
+        (0..rounds).map(round).collect()
+    }
+
+    #[test]
+    fn a_model_that_is_sure_drafts_further_than_one_that_is_not() {
+        let first = |margin: f32| {
+            let mut pace = Pace::new(true);
+            for drafted in 0..=8 {
+                let verify = 1.0 + 0.05 * drafted as f64;
+                pace.time(drafted, Took { draft: Some(0.05 * drafted as f64), verify });
+            }
+            heard(&mut pace, margin, true, 1)[0]
+        };
+        assert!(first(9.0) > first(2.5), "sure, and fairly sure");
+        assert!(first(2.5) > first(0.6));
+        assert!(first(0.1) <= 1, "a toss-up");
+    }
+
+    #[test]
+    fn a_model_that_is_never_right_is_soon_tried_only_now_and_then_however_sure_it_is() {
+        for margin in [0.1, 9.0] {
+            let mut pace = Pace::new(true);
+            heard(&mut pace, margin, false, 200);
+            let mut rounds = 0;
+            for _ in 0..640 {
+                heard(&mut pace, margin, false, 1);
+                rounds += usize::from(!pace.model.as_ref().unwrap().margins.is_empty());
+            }
+            assert!((5..=10).contains(&rounds), "one round in {LONGEST_REST}: {rounds}");
+            let good = heard(&mut pace, 9.0, true, 200);
+            assert_eq!(good.last(), Some(&8), "and found again when it is right");
+        }
     }
 }

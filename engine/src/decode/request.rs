@@ -144,6 +144,7 @@ pub struct Request {
     /// Tokens to draft a round at most, at least one.
     pub draft_tokens: usize,
     /// Adapt the block, up to `draft_tokens`, to the measured acceptance and, for a greedy request, to measured costs.
+    /// Before a draft model is asked, a long run that the text has had before is looked up.
     /// Greedy output does not depend on it; a sampled one is still the same for the same seed. Blocks that
     /// are verified one row a pass cost the same whatever was drafted, and are not adapted.
     pub adapt: bool,

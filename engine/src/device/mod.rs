@@ -293,6 +293,10 @@ pub trait Shard: Send {
         Err(DeviceError::BadPass("proposals for a shard that cannot find them".into()))
     }
 
+    /// From now on only token ids below `tokens` need be said: the logits of others may be minus infinity. For a draft,
+    /// whose head is most of its work and whose tokens are only proposals. Whoever cannot do less goes on as before.
+    fn shortlist(&mut self, _tokens: usize) {}
+
     /// A generation is over, finished or not: a shard elsewhere brings its cache and its statistics up to date.
     fn end_generation(&mut self) {}
 

@@ -7,11 +7,13 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::short;
+use super::freed::compact;
 use super::gguf::{self, Gguf, Words};
 use super::json::{parse, read_bytes};
 use super::{ModelError, TextStream};
 
 /// A model's tokenizer.
+#[derive(Clone)]
 pub struct Tokenizer {
     path: PathBuf,
     inner: tokenizers::Tokenizer,
@@ -24,7 +26,7 @@ pub struct Tokenizer {
 }
 
 /// What a model says of conversations.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Settings {
     chat_template: Option<String>,
     bos: Option<String>,
@@ -32,7 +34,7 @@ struct Settings {
 }
 
 /// What a tokenizer does beside its vocabulary, hashed part by part: enough to say which part differs.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Rules(Vec<(&'static str, [u8; 32])>);
 
 impl Tokenizer {
@@ -41,6 +43,10 @@ impl Tokenizer {
     /// # Errors
     /// [`ModelError`] when it is missing or not a tokenizer.
     pub fn open(model: &Path) -> Result<Self, ModelError> {
+        compact(|| Self::read(model))
+    }
+
+    fn read(model: &Path) -> Result<Self, ModelError> {
         if let Some(file) = gguf::find(model)? {
             let Words { definition, chat_template, bos, eos } = Gguf::open(&file)?.words()?;
             let model = Model::of(&definition);

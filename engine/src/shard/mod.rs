@@ -131,6 +131,11 @@ impl Chain {
         self.vocab
     }
 
+    /// Says only token ids below `tokens` from now on, where that is less work: [`Shard::shortlist`].
+    pub fn shortlist(&mut self, tokens: usize) {
+        self.shards.iter_mut().for_each(|shard| shard.shortlist(tokens));
+    }
+
     /// Positions that the model and its caches can hold.
     pub fn context(&self) -> usize {
         self.context

@@ -4,7 +4,7 @@
 
 use super::cache::Head;
 use super::isa::{Isa, Rows, Tile};
-use super::multiply::{block, blocks};
+use super::multiply::blocks;
 use super::packed::{Kind, PANEL};
 
 /// Cosines and sines of the positions met so far.
@@ -75,7 +75,7 @@ pub(super) fn attend(
     let rows = Rows { values: queries, stride: head_dim, count };
     for panel in 0..stride / PANEL {
         for range in blocks(count) {
-            isa.tile(Kind::F32, head.keys(panel), head_dim, block(rows, &range), &mut tile);
+            isa.tile(Kind::F32, head.keys(panel), head_dim, rows.part(&range), &mut tile);
             for (row, result) in range.zip(&tile.0) {
                 scores[row * stride + panel * PANEL..][..PANEL].copy_from_slice(result.as_flattened());
             }
@@ -93,7 +93,7 @@ pub(super) fn attend(
             *share = 1.0 / out[row * head_dim];
         }
         for (panel, columns) in (0..head_dim).step_by(PANEL).enumerate() {
-            isa.tile(Kind::F32, head.values(panel), len, block(rows, &range), &mut tile);
+            isa.tile(Kind::F32, head.values(panel), len, rows.part(&range), &mut tile);
             for ((row, result), share) in range.clone().zip(&tile.0).zip(shares) {
                 let out = &mut out[row * head_dim..][..head_dim];
                 for (out, value) in out[columns..].iter_mut().zip(result.as_flattened()) {

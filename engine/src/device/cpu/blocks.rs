@@ -15,7 +15,9 @@
 //! | `Q6_K` | 1: scale | 1: scales of two runs of 16 inputs | 8, and 4 with the two high bits |
 //!
 //! Lines of weights alternate between the halves. A lane of a line of four-bit weights has eight inputs, the first
-//! in its low bits; the lines of `Q8_0` have 16 bytes for the outputs of each input.
+//! in its low bits, so that its bytes hold the even inputs in their low halves and the odd ones in their high halves.
+//! Wider weights keep that order: a line of `Q8_0` has the even or the odd ones of eight inputs, 128 added so that
+//! they have no sign, and fifth and sixth bits lie in the byte that their weight's other bits are in.
 
 #![forbid(unsafe_code)]
 
@@ -103,7 +105,9 @@ impl Blocks {
                 Blocks::Q8_0 => {
                     lane.half_at(&mut groups[0], lane.half, &block[..2]);
                     for (at, &byte) in block[2..].iter().enumerate() {
-                        lane.byte(&mut groups[1 + at / 4 * 2 + lane.half], at % 4, byte);
+                        let (quad, place) = (at / 8 * 2 + at % 2, at % 8 / 2);
+                        groups[1 + 2 * quad + lane.half].0[lane.lane] |=
+                            u32::from(byte ^ 0x80) << (8 * place);
                     }
                 }
                 Blocks::Q4_0 => {
@@ -193,10 +197,12 @@ fn narrow(bytes: [u8; 8], shift: usize) -> u32 {
     (spread | spread >> 16) as u32
 }
 
-/// `width` bits at bit `shift` of each byte, the first lowest.
+/// `width` bits at bit `shift` of each byte. Of eight bytes the even ones come into one place of the four bytes of a
+/// word, then the odd ones into the next place.
 fn gather(bytes: &[u8], shift: usize, width: usize) -> u32 {
     let mask = (1 << width) - 1;
-    let field = |(at, &byte): (usize, &u8)| (u32::from(byte) >> shift & mask) << (at * width);
+    let place = |at: usize| at % 8 / 2 * 8 + width * (at / 8 * 2 + at % 2);
+    let field = |(at, &byte): (usize, &u8)| (u32::from(byte) >> shift & mask) << place(at);
     bytes.iter().enumerate().map(field).fold(0, |all, one| all | one)
 }
 
@@ -266,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_the_same_bits_in_any_company_and_as_with_the_same_weights_in_f32() {
+    fn a_row_is_the_same_bits_in_any_company_and_without_fixed_point_as_with_the_same_weights_in_f32() {
         let (outputs, width) = (40, 512);
         let pool = Pool::new(2);
         for dtype in quantised() {
@@ -279,14 +285,40 @@ mod tests {
             let (x, stride) = (inputs(13 * width), packed.panels() * PANEL);
             for isa in Isa::all() {
                 let multiplier = Multiplier { pool: &pool, isa };
+                let weights = if isa.fixes() { &packed } else { &plain };
                 let mut alone = vec![0.0; 13 * stride];
                 for (x, out) in x.chunks(width).zip(alone.chunks_mut(stride)) {
-                    multiplier.store(&plain, Rows { values: x, stride: width, count: 1 }, out);
+                    multiplier.store(weights, Rows { values: x, stride: width, count: 1 }, out);
                 }
                 for count in 1..=13 {
                     let mut out = vec![0.0; count * stride];
                     multiplier.store(&packed, Rows { values: &x, stride: width, count }, &mut out);
                     assert_eq!(out, alone[..count * stride], "{dtype:?}, {isa:?}, {count} rows");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fixed_point_takes_what_is_not_finite_for_no_number_and_keeps_zeros() {
+        let pool = Pool::new(1);
+        for dtype in quantised() {
+            let bytes = gguf_blocks(dtype, 32 * 512, 7);
+            let matrix = Matrix { dtype, bytes: &bytes, outputs: 32, inputs: 512, bias: None };
+            let packed = Packed::stacked(&pool, &[matrix]);
+            for isa in Isa::all() {
+                let product = |at: usize, value: f32| {
+                    let (mut x, mut out) = (vec![0.0; 512], vec![1.0; 32]);
+                    x[at] = value;
+                    let rows = Rows { values: &x, stride: 512, count: 1 };
+                    Multiplier { pool: &pool, isa }.store(&packed, rows, &mut out);
+                    out
+                };
+                for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    assert!(product(300, value).iter().all(|out| !out.is_finite()), "{dtype:?} {isa:?}");
+                }
+                for value in [0.0, 1e-38, f32::MIN_POSITIVE / 4.0] {
+                    assert!(product(300, value).iter().all(|out| out.abs() < 1e-30), "{dtype:?} {isa:?}");
                 }
             }
         }

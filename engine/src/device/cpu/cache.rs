@@ -12,6 +12,14 @@ use std::ops::Range;
 use super::packed::{Kind, LANES, Line, PANEL};
 use crate::device::DeviceError;
 
+/// Positions by which a cache grows; keys come in whole panels.
+const STEP: usize = 8;
+/// Positions, of a longer context, that the allocations of a cache are made for at first. What is not yet written takes no
+/// memory, and what is never moves.
+const RESERVED: usize = 4096;
+/// Beyond them allocations grow by one part in so many.
+const GROWTH: usize = 4;
+
 /// One key-value head of one layer.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
@@ -32,11 +40,12 @@ impl Head {
         Kind::F32.lines(self.width)
     }
 
-    /// Room for `positions`, whole panels.
-    fn grow(&mut self, positions: usize) {
-        self.keys.resize(positions / PANEL * self.key_lines(), Line::default());
+    /// Room for `positions`; `reserved` are those that an allocation is made for, whole panels.
+    fn grow(&mut self, positions: usize, reserved: usize) {
+        let panel = self.key_lines();
+        extend(&mut self.keys, positions.div_ceil(PANEL) * panel, reserved / PANEL * panel);
         for values in &mut self.values {
-            values.resize(Kind::F32.lines(positions), Line::default());
+            extend(values, Kind::F32.lines(positions), Kind::F32.lines(reserved));
         }
     }
 
@@ -103,6 +112,15 @@ impl Head {
     }
 }
 
+/// Lengthens `lines` to `count`, in one allocation of `reserved` for as long as that is enough.
+fn extend(lines: &mut Vec<Line>, count: usize, reserved: usize) {
+    if lines.capacity() < count {
+        let wanted = if count <= reserved { reserved } else { count + count / GROWTH };
+        lines.reserve_exact(wanted - lines.len());
+    }
+    lines.resize(count, Line::default());
+}
+
 /// The caches of a shard's layers.
 #[derive(Debug)]
 pub(super) struct Cache {
@@ -146,9 +164,10 @@ impl Cache {
         if wanted <= self.room {
             return;
         }
-        self.room = wanted.max((2 * self.room).min(self.context)).next_multiple_of(PANEL);
+        self.room = wanted.next_multiple_of(STEP);
+        let reserved = self.context.min(RESERVED).next_multiple_of(PANEL);
         for head in self.layers.iter_mut().flatten() {
-            head.grow(self.room);
+            head.grow(self.room, reserved);
         }
     }
 
@@ -260,7 +279,13 @@ mod tests {
     fn room_follows_use_and_not_the_context() {
         let mut cache = Cache::new(1, 1, 64, 1 << 30);
         cache.reserve(5);
-        assert_eq!(cache.room, PANEL);
+        assert_eq!(cache.room, STEP);
+        cache.append(5);
+        for _ in 0..2 * RESERVED {
+            cache.reserve(1);
+            cache.append(1);
+            assert_eq!(cache.room, cache.len().next_multiple_of(STEP));
+        }
     }
 
     #[test]

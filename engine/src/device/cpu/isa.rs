@@ -11,7 +11,10 @@ mod avx512;
 mod blocks;
 mod portable;
 
-use super::blocks::Blocks;
+use std::ops::Range;
+
+use super::blocks::{Blocks, GROUP};
+use super::fixed::Fixed;
 use super::lanes::{self, Lanes};
 use super::packed::{Kind, Line};
 
@@ -44,6 +47,13 @@ pub(super) struct Rows<'a> {
     pub(super) count: usize,
 }
 
+impl Rows<'_> {
+    /// Some of the rows.
+    pub(super) fn part(self, range: &Range<usize>) -> Self {
+        Rows { values: &self.values[range.start * self.stride..], count: range.len(), ..self }
+    }
+}
+
 /// An instruction set of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Isa(Level);
@@ -56,6 +66,9 @@ enum Level {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512 with dot products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
 }
 
 impl Isa {
@@ -75,6 +88,12 @@ impl Isa {
             found.push(Isa(Level::Avx2));
             if is_x86_feature_detected!("avx512f") {
                 found.push(Isa(Level::Avx512));
+                if is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+                {
+                    found.push(Isa(Level::Vnni));
+                }
             }
         }
         found
@@ -95,11 +114,31 @@ impl Isa {
             Level::Avx2 => unsafe { avx2::tile(kind, panel, inputs, rows, tile) },
             // SAFETY: the processor has AVX-512F (see `Level`); the assertions above are what it asks for.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { avx512::tile(kind, panel, inputs, rows, tile) },
+            Level::Avx512 | Level::Vnni => unsafe { avx512::tile(kind, panel, inputs, rows, tile) },
         }
     }
 
-    /// [`tile`](Self::tile) of a panel of quantised weights. `inputs` are whole blocks.
+    /// Whether quantised weights are multiplied with [fixed-point](Fixed) rows.
+    pub(super) fn fixes(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Vnni => true,
+            _ => false,
+        }
+    }
+
+    /// A row in fixed point, a group for each of `out`; nothing where that is not [asked for](Self::fixes).
+    pub(super) fn fix(self, row: &[f32], out: &mut [Fixed]) {
+        match self.0 {
+            // SAFETY: the processor has AVX-512F, BW and VL (see `Level`).
+            #[cfg(target_arch = "x86_64")]
+            Level::Vnni => unsafe { blocks::vnni::fix(row, out) },
+            _ => {}
+        }
+    }
+
+    /// [`tile`](Self::tile) of a panel of quantised weights. `inputs` are whole blocks; `fixed` are the rows in fixed
+    /// point where the instruction set [asks for that](Self::fixes).
     ///
     /// # Panics
     /// When the panel or the rows are shorter than that.
@@ -108,7 +147,7 @@ impl Isa {
         blocks: Blocks,
         panel: &[Line],
         inputs: usize,
-        rows: Rows<'_>,
+        (rows, fixed): (Rows<'_>, &[Fixed]),
         tile: &mut Tile,
     ) {
         assert!((1..=TILE_ROWS).contains(&rows.count), "rows of a tile");
@@ -120,6 +159,13 @@ impl Isa {
             // SAFETY: the processor has AVX-512F (see `Level`).
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => unsafe { blocks::avx512::tile(blocks, panel, inputs, rows, tile) },
+            #[cfg(target_arch = "x86_64")]
+            Level::Vnni => {
+                let groups = inputs / GROUP;
+                let (panel, fixed) = (&panel[..blocks.lines(inputs)], &fixed[..rows.count * groups]);
+                // SAFETY: the processor has AVX-512F, BW, VL and VNNI (see `Level`).
+                unsafe { blocks::vnni::tile(blocks, panel, fixed, groups, tile) }
+            }
         }
     }
 
@@ -137,7 +183,7 @@ impl Isa {
             Level::Avx2 => unsafe { avx2::swiglu(tile, rows) },
             // SAFETY: the processor has AVX-512F (see `Level`).
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { avx512::swiglu(tile, rows) },
+            Level::Avx512 | Level::Vnni => unsafe { avx512::swiglu(tile, rows) },
         }
     }
 
@@ -150,7 +196,7 @@ impl Isa {
             Level::Avx2 => unsafe { avx2::soften(scores, len, scale) },
             // SAFETY: the processor has AVX-512F (see `Level`).
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { avx512::soften(scores, len, scale) },
+            Level::Avx512 | Level::Vnni => unsafe { avx512::soften(scores, len, scale) },
         }
     }
 
@@ -163,7 +209,7 @@ impl Isa {
             Level::Avx2 => unsafe { avx2::rms_norm(x, weight, epsilon, out) },
             // SAFETY: the processor has AVX-512F (see `Level`).
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { avx512::rms_norm(x, weight, epsilon, out) },
+            Level::Avx512 | Level::Vnni => unsafe { avx512::rms_norm(x, weight, epsilon, out) },
         }
     }
 }

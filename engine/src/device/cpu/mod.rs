@@ -8,6 +8,7 @@
 //! | `multiply` | rows times weights, shared out over the threads |
 //! | `packed` | weights in the order in which they are read |
 //! | `blocks` | the same for quantised weights |
+//! | `fixed` | rows in fixed point, for products with quantised weights |
 //! | `isa` | the inner loops, one file an instruction set; `unsafe` |
 //! | `lanes` | element-by-element arithmetic for any instruction set |
 //! | `pool` | the threads; `unsafe` |
@@ -23,6 +24,7 @@ use crate::model::Checkpoint;
 mod attention;
 mod blocks;
 mod cache;
+mod fixed;
 #[allow(unsafe_code)]
 mod isa;
 mod lanes;

@@ -2,9 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::blocks::GROUP;
+use super::fixed::Fixed;
 use super::isa::{Isa, Rows, TILE_ROWS, Tile};
 use super::packed::{LANES, Layout, PANEL, Packed};
 use super::pool::{Columns, Pool};
@@ -15,9 +18,26 @@ pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).map(move |block| rows * block / count..rows * (block + 1) / count)
 }
 
-/// Some of the rows.
-pub(super) fn block<'a>(rows: Rows<'a>, range: &Range<usize>) -> Rows<'a> {
-    Rows { values: &rows.values[range.start * rows.stride..], stride: rows.stride, count: range.len() }
+thread_local! {
+    /// Room for fixed-point rows, kept between products.
+    static FIXED: Cell<Vec<Fixed>> = const { Cell::new(Vec::new()) };
+}
+
+/// Rows as they are multiplied.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    rows: Rows<'a>,
+    /// `[rows, inputs / 32]`; empty where nobody wants them.
+    fixed: &'a [Fixed],
+    /// Groups of a row.
+    groups: usize,
+}
+
+impl Given<'_> {
+    fn part(self, range: &Range<usize>) -> Self {
+        let fixed = if self.fixed.is_empty() { self.fixed } else { &self.fixed[range.start * self.groups..] };
+        Given { rows: self.rows.part(range), fixed, ..self }
+    }
 }
 
 /// The threads and the instruction set that a pass runs on.
@@ -30,42 +50,61 @@ pub(super) struct Multiplier<'a> {
 impl Multiplier<'_> {
     /// `out = weights rows + bias`, `[rows, panels * 32]`.
     pub(super) fn store(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+        let mut fixed = FIXED.take();
+        let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
-            self.panels(weights, rows, &mut columns, |out, result| out.copy_from_slice(result));
+            self.panels(weights, given, &mut columns, |out, result| out.copy_from_slice(result));
         });
+        FIXED.set(fixed);
     }
 
     /// `out = out + weights rows + bias`, `[rows, panels * 32]`.
     pub(super) fn add(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+        let mut fixed = FIXED.take();
+        let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
-            self.panels(weights, rows, &mut columns, |out, result| {
+            self.panels(weights, given, &mut columns, |out, result| {
                 for (out, result) in out.iter_mut().zip(result) {
                     *out += result;
                 }
             });
         });
+        FIXED.set(fixed);
     }
 
-    /// [`store`](Self::store), and each row's largest output noted in `greedy`.
-    pub(super) fn head(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32], greedy: &[Greedy]) {
-        self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
-            self.panels(weights, rows, &mut columns, |out, result| out.copy_from_slice(result));
+    /// [`store`](Self::store) of the first `panels` panels, `[rows, panels * 32]`, and each row's largest output noted
+    /// in `greedy`.
+    pub(super) fn head(
+        &self,
+        weights: &Packed,
+        panels: usize,
+        rows: Rows<'_>,
+        out: &mut [f32],
+        greedy: &[Greedy],
+    ) {
+        let mut fixed = FIXED.take();
+        let given = self.given(weights, rows, &mut fixed);
+        self.pool.columns(out, panels * PANEL, PANEL, |mut columns| {
+            self.panels(weights, given, &mut columns, |out, result| out.copy_from_slice(result));
             let range = columns.range();
             let count = weights.outputs.min(range.end).saturating_sub(range.start);
             for (row, greedy) in greedy.iter().enumerate() {
                 greedy.offer(range.start, &columns.row(row)[..count]);
             }
         });
+        FIXED.set(fixed);
     }
 
     /// `out = silu(gate) * up` of paired weights, `[rows, panels * 16]`.
     pub(super) fn gated(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+        let mut fixed = FIXED.take();
+        let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * LANES, LANES, |mut columns| {
             let mut tile = Tile::new();
             let from = columns.range().start;
             for panel in columns.range().step_by(LANES) {
-                for range in blocks(rows.count) {
-                    self.tile(weights, panel / LANES, block(rows, &range), &mut tile);
+                for range in blocks(given.rows.count) {
+                    self.tile(weights, panel / LANES, given.part(&range), &mut tile);
                     self.isa.swiglu(&mut tile, range.len());
                     for (row, [result, _]) in range.zip(&tile.0) {
                         columns.row(row)[panel - from..][..LANES].copy_from_slice(result);
@@ -73,21 +112,42 @@ impl Multiplier<'_> {
                 }
             }
         });
+        FIXED.set(fixed);
+    }
+
+    /// The rows as these weights want them, in `fixed` if that is fixed point.
+    fn given<'a>(&self, weights: &Packed, rows: Rows<'a>, fixed: &'a mut Vec<Fixed>) -> Given<'a> {
+        let groups = weights.inputs / GROUP;
+        fixed.clear();
+        if self.isa.fixes() && weights.has_blocks() {
+            fixed.resize(rows.count * groups, Fixed::ZERO);
+            let fix = |row: usize, out: &mut [Fixed]| {
+                self.isa.fix(&rows.values[row * rows.stride..][..weights.inputs], out);
+            };
+            // A few rows take less time than waking the other threads for them.
+            if rows.count > TILE_ROWS {
+                let mut scratch = vec![(); self.pool.threads()];
+                self.pool.units(fixed, groups, &mut scratch, |(), row, out| fix(row, out));
+            } else {
+                fixed.chunks_mut(groups).enumerate().for_each(|(row, out)| fix(row, out));
+            }
+        }
+        Given { rows, fixed, groups }
     }
 
     /// The panels of some columns, each result given to `then`.
     fn panels(
         &self,
         weights: &Packed,
-        rows: Rows<'_>,
+        given: Given<'_>,
         columns: &mut Columns<'_>,
         then: impl Fn(&mut [f32], &[f32]),
     ) {
         let mut tile = Tile::new();
         let from = columns.range().start;
         for column in columns.range().step_by(PANEL) {
-            for range in blocks(rows.count) {
-                self.tile(weights, column / PANEL, block(rows, &range), &mut tile);
+            for range in blocks(given.rows.count) {
+                self.tile(weights, column / PANEL, given.part(&range), &mut tile);
                 for (row, result) in range.zip(&tile.0) {
                     then(&mut columns.row(row)[column - from..][..PANEL], result.as_flattened());
                 }
@@ -96,10 +156,13 @@ impl Multiplier<'_> {
     }
 
     /// One panel times at most [`TILE_ROWS`] rows, with the bias.
-    fn tile(&self, weights: &Packed, panel: usize, rows: Rows<'_>, tile: &mut Tile) {
+    fn tile(&self, weights: &Packed, panel: usize, given: Given<'_>, tile: &mut Tile) {
+        let Given { rows, fixed, .. } = given;
         match weights.panel(panel) {
             (Layout::Plain(kind), lines) => self.isa.tile(kind, lines, weights.inputs, rows, tile),
-            (Layout::Blocks(blocks), lines) => self.isa.blocks(blocks, lines, weights.inputs, rows, tile),
+            (Layout::Blocks(blocks), lines) => {
+                self.isa.blocks(blocks, lines, weights.inputs, (rows, fixed), tile);
+            }
         }
         if let Some(bias) = weights.bias(panel) {
             for row in &mut tile.0[..rows.count] {

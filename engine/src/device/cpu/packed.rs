@@ -185,6 +185,11 @@ impl Packed {
         self.panels.len()
     }
 
+    /// Whether any panel is of quantised weights.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.panels.iter().any(|(layout, _)| matches!(layout, Layout::Blocks(_)))
+    }
+
     /// The lines of one panel, and how they are laid out.
     pub(super) fn panel(&self, panel: usize) -> (Layout, &[Line]) {
         let (layout, start) = self.panels[panel];

@@ -31,6 +31,8 @@ enum Embedding {
 struct Head {
     norm: Vec<f32>,
     weights: Packed,
+    /// Panels of token ids that are said.
+    panels: usize,
 }
 
 /// What a part of a model holds from load on.
@@ -81,7 +83,8 @@ impl CpuShard {
         let mut head = None;
         if part.head {
             let weights = Packed::stacked(&pool, &[Matrix::new(&checkpoint.head()?)]);
-            head = Some(Head { norm: checkpoint.final_norm()?.to_f32(), weights });
+            let panels = weights.panels();
+            head = Some(Head { norm: checkpoint.final_norm()?.to_f32(), weights, panels });
             checkpoint.let_go();
         }
         let mut layers = Vec::with_capacity(part.layers.len());
@@ -191,12 +194,12 @@ impl Model {
         let padded = self.shape.padded;
         let normed = &mut buffers.normed[..wanted.len() * padded];
         step.norm(&buffers.stream[wanted.start * padded..wanted.end * padded], &head.norm, normed);
-        logits.resize(wanted.len() * head.weights.panels() * PANEL, 0.0);
+        logits.resize(wanted.len() * head.panels * PANEL, 0.0);
         let mut greedy = Vec::new();
         greedy.resize_with(wanted.len(), Greedy::default);
         let rows = Rows { values: normed, stride: padded, count: wanted.len() };
         let multiplier = Multiplier { pool: step.pool, isa: step.isa };
-        multiplier.head(&head.weights, rows, logits, &greedy);
+        multiplier.head(&head.weights, head.panels, rows, logits, &greedy);
         tokens.extend(greedy.iter().map(Greedy::index));
     }
 }
@@ -240,13 +243,22 @@ impl Shard for CpuShard {
             Want::Tokens(wanted) => model.leave(&step, wanted, buffers, logits, &mut answer.tokens),
             Want::Logits(wanted) => {
                 model.leave(&step, wanted, buffers, logits, &mut answer.tokens);
-                for row in logits.chunks(model.vocab.next_multiple_of(PANEL)) {
-                    answer.logits.extend_from_slice(&row[..model.vocab]);
+                let said = model.head.as_ref().map_or(1, |head| head.panels * PANEL);
+                for row in logits.chunks(said) {
+                    let end = answer.logits.len() + model.vocab;
+                    answer.logits.extend_from_slice(&row[..said.min(model.vocab)]);
+                    answer.logits.resize(end, f32::NEG_INFINITY);
                 }
             }
         }
         cache.append(rows);
         Ok(())
+    }
+
+    fn shortlist(&mut self, tokens: usize) {
+        if let Some(head) = &mut self.model.head {
+            head.panels = tokens.div_ceil(PANEL).clamp(1, head.weights.panels());
+        }
     }
 
     fn roll_back(&mut self, len: usize) -> Result<(), DeviceError> {

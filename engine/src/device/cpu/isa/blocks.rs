@@ -18,6 +18,8 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 pub(super) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod vnni;
 
 use super::super::blocks::{Blocks, GROUP};
 use super::super::packed::Line;
@@ -49,6 +51,8 @@ pub(super) trait Vector: Copy {
     fn nibble(bits: Self::Bits, at: u32) -> Self;
     /// Four bits from bit `at` on and, above them, those of `high` that `mask` leaves from bit `high_at` on.
     fn joined(bits: Self::Bits, at: u32, high: Self::Bits, high_at: u32, mask: u32) -> Self;
+    /// Eight bits from bit `at` on, as a number.
+    fn byte(bits: Self::Bits, at: u32) -> Self;
     /// One of the two sixteens of halves in a line.
     fn halves(line: &Line, which: usize) -> Self;
     /// One of the four sixteens of bytes in a line.
@@ -88,22 +92,22 @@ fn nibbles<V: Vector>(group: &[Line], first: usize, eight: usize, half: usize) -
 
 impl Format for Q8_0 {
     const BLOCKS: Blocks = Blocks::Q8_0;
-    type Loaded<'a, V: Vector> = [&'a Line; 2];
+    type Loaded<'a, V: Vector> = [V::Bits; 2];
 
     #[inline(always)]
     fn scale<V: Vector>(_: &[Line], group: &[Line], _: usize, half: usize) -> (V, V) {
-        (V::halves(&group[0], half), V::zero())
+        let scale = V::halves(&group[0], half);
+        (scale, scale.times(V::splat(-128.0)))
     }
 
     #[inline(always)]
     fn load<V: Vector>(group: &[Line], eight: usize, half: usize) -> Self::Loaded<'_, V> {
-        let line = |number: usize| &group[1 + 2 * (2 * eight + number) + half];
-        [line(0), line(1)]
+        [V::bits(&group[1 + 4 * eight + half]), V::bits(&group[3 + 4 * eight + half])]
     }
 
     #[inline(always)]
-    fn weight<V: Vector>(loaded: Self::Loaded<'_, V>, _: usize, at: usize, (scale, _): (V, V)) -> V {
-        V::signed_bytes(loaded[at / 4], at % 4).times(scale)
+    fn weight<V: Vector>(loaded: Self::Loaded<'_, V>, _: usize, at: usize, (scale, offset): (V, V)) -> V {
+        V::byte(loaded[at % 2], 8 * (at / 2) as u32).times_plus(scale, offset)
     }
 }
 
@@ -193,7 +197,8 @@ impl Format for Q5K {
     #[inline(always)]
     fn weight<V: Vector>(bits: Self::Loaded<'_, V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
         let (low, high) = bits;
-        V::joined(low, 4 * at as u32, high, (EIGHT * eight + at) as u32, 1).times_plus(scale, offset)
+        let high_at = (at / 2 * 8 + 2 * eight + at % 2) as u32;
+        V::joined(low, 4 * at as u32, high, high_at, 1).times_plus(scale, offset)
     }
 }
 
@@ -215,7 +220,7 @@ impl Format for Q6K {
     #[inline(always)]
     fn weight<V: Vector>(bits: Self::Loaded<'_, V>, eight: usize, at: usize, (scale, offset): (V, V)) -> V {
         let (low, high) = bits;
-        let high_at = 2 * (EIGHT * (eight % 2) + at) as u32;
+        let high_at = (at / 2 * 8 + 2 * (eight % 2 * 2 + at % 2)) as u32;
         V::joined(low, 4 * at as u32, high, high_at, 3).times_plus(scale, offset)
     }
 }

@@ -119,6 +119,15 @@ impl Vector for Two {
     }
 
     #[inline(always)]
+    fn byte([a, b]: Self::Bits, at: u32) -> Self {
+        // SAFETY: see `all`.
+        let byte = |bits| unsafe {
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(bits, all(at)), all(255)))
+        };
+        Two([byte(a), byte(b)])
+    }
+
+    #[inline(always)]
     fn halves(line: &Line, which: usize) -> Self {
         Two([halves(line, 2 * which), halves(line, 2 * which + 1)])
     }

@@ -15,7 +15,7 @@ use super::{Format, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, RUN, Vector, multiply};
 
 /// Sixteen values. Only code of [`tile`], compiled for AVX-512F, has any.
 #[derive(Clone, Copy)]
-struct Wide(__m512);
+pub(super) struct Wide(pub(super) __m512);
 
 /// Sixteen times a number.
 #[inline(always)]
@@ -90,6 +90,12 @@ impl Vector for Wide {
             };
             _mm512_cvtepi32_ps(_mm512_or_si512(low, _mm512_and_si512(high, all(mask << 4))))
         })
+    }
+
+    #[inline(always)]
+    fn byte(bits: Self::Bits, at: u32) -> Self {
+        // SAFETY: see `all`.
+        Wide(unsafe { _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srlv_epi32(bits, all(at)), all(255))) })
     }
 
     #[inline(always)]

@@ -62,6 +62,11 @@ impl Vector for Lanes {
     }
 
     #[inline]
+    fn byte(bits: Self::Bits, at: u32) -> Self {
+        Lanes::of(|lane| (bits[lane] >> at & 255) as f32)
+    }
+
+    #[inline]
     fn halves(line: &Line, which: usize) -> Self {
         Lanes::of(|lane| {
             let at = which * LANES + lane;
