@@ -53,7 +53,7 @@ const FORGIVE: f64 = 0.01;
 /// A token more is worth so much of a one-row pass: what one costs when drafting goes well.
 const WORTH: f64 = 0.6;
 /// The chance of a token that is not drafted yet.
-const NEXT: f64 = 0.5;
+const NEXT: f64 = 0.7;
 /// The least that a further row costs, over one pass of one row, whatever was measured.
 const LEAST_ROW: f64 = 0.01;
 /// The weight of the newest round in what rounds give beyond their cost, in one-row passes, and where that begins.
