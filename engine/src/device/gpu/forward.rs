@@ -141,6 +141,8 @@ pub(super) struct Buffers {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Steps {
     pub(super) rows: usize,
+    /// Whether token ids come in, rather than hidden state.
+    pub(super) tokens: bool,
     /// Chunks of the cache that attention looks at, at least those in use.
     pub(super) chunks: usize,
     pub(super) out: Out,
@@ -291,7 +293,7 @@ impl Model {
         let (rows, on) = (steps.rows, stream.handle());
         let Shape { width, .. } = self.shape;
         buffers.inputs_host.upload(&buffers.inputs, 1 + rows, on)?;
-        if let Some(table) = self.embedding.as_ref().filter(|_| self.part.embedding) {
+        if let Some(table) = self.embedding.as_ref().filter(|_| steps.tokens) {
             let embed = Embed {
                 x: buffers.x.at(),
                 tokens: buffers.tokens_in(),

@@ -3,7 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `driver` | the calls, and buffers, streams and graphs that own what they name; `unsafe` |
-//! | `kernels` | the kernels by name and their arguments; `unsafe` |
+//! | `arguments` | the kernels by name and their arguments |
+//! | `kernels` | the kernels' image, and starting them; `unsafe` |
 //! | `weights` | weights as the kernels read them |
 //! | `forward` | a decoder's passes, top to bottom |
 //! | `dense` | the same for many rows, in bf16 |
@@ -16,6 +17,8 @@ use std::sync::Arc;
 use super::{Device, DeviceError, Part, Shard};
 use crate::model::Checkpoint;
 
+#[allow(dead_code, reason = "tests use the fields, and so does the stand-in HIP library")]
+mod arguments;
 mod dense;
 #[allow(unsafe_code)]
 pub(crate) mod driver;

@@ -80,7 +80,7 @@ impl GpuShard {
             Input::Tokens(_) if !part.embedding => {
                 return bad("token ids for a part without the embedding".into());
             }
-            Input::Hidden(_) if part.embedding => {
+            Input::Hidden(_) if part.embedding && !part.layers.is_empty() => {
                 return bad("hidden state for a part that starts with the embedding".into());
             }
             Input::Tokens(tokens) => {
@@ -149,7 +149,8 @@ impl GpuShard {
         };
         // Powers of two, so that few graphs serve all lengths; chunks behind the end have nothing to do.
         let chunks = (start + rows).div_ceil(CHUNK).next_power_of_two();
-        let steps = Steps { rows, chunks, out };
+        let tokens = matches!(pass.input, Input::Tokens(_));
+        let steps = Steps { rows, tokens, chunks, out };
         let done = self.replay(&steps);
         // Also after a failure: what is under way must not meet the next pass's inputs.
         done.and(self.stream.synchronise())?;
@@ -286,7 +287,12 @@ impl Shard for GpuShard {
         // A few rows are no work for large tiles, and exact through the kernels of decode.
         if pass.path == Path::Dense && rows > MAX_ROWS && self.model.is_wide() {
             for start in (0..rows).step_by(MOST_ROWS) {
-                self.dense(pass, start..rows.min(start + MOST_ROWS), answer)?;
+                let done = self.dense(pass, start..rows.min(start + MOST_ROWS), answer);
+                if done.is_err() {
+                    // What is under way must not meet the next pass's buffers.
+                    let _ = self.stream.synchronise();
+                }
+                done?;
             }
         } else {
             for start in (0..rows).step_by(MAX_ROWS) {

@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use hip_sys::hiprt as hip;
 
-use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage};
+use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage, tell};
 use super::gpu::{Gpu, HSACO_GFX1151, NO_KERNELS};
 use super::{Device, DeviceError};
 
 /// The processor that the kernels are compiled for.
 const PROCESSOR: &str = "gfx1151";
-/// Where `gcnArchName` lies in `hipDeviceProp_t`: of HIP 6 and later, and of HIP 5.
-const ARCH_OFFSETS: [usize; 2] = [1160, 396];
 
 /// The HIP device `ordinal`.
 ///
@@ -29,7 +27,8 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, DeviceError> {
 pub fn describe() -> String {
     match devices() {
         Ok(count) => {
-            (0..count).map(|at| format!("hip:{at} {}", processor(at))).collect::<Vec<_>>().join(", ")
+            let name = |at| format!("hip:{at} {}", processor(at).unwrap_or_else(|why| why));
+            (0..count).map(name).collect::<Vec<_>>().join(", ")
         }
         Err(why) => why,
     }
@@ -61,19 +60,18 @@ fn devices() -> Result<i32, String> {
     if count > 0 { Ok(count) } else { Err("the HIP runtime knows no device".into()) }
 }
 
-/// A device's processor, `gfx1151`, without the features behind it; empty when the runtime does not tell.
-fn processor(ordinal: i32) -> String {
-    let calls = [hip::hipGetDevicePropertiesR0600, hip::hipGetDeviceProperties];
-    for (call, offset) in calls.into_iter().zip(ARCH_OFFSETS) {
-        let mut properties = [0_u8; 4096];
-        // SAFETY: the struct has 1472 bytes in HIP 6 and 792 in HIP 5.
-        if unsafe { call(properties.as_mut_ptr().cast(), ordinal) } == hip::hipSuccess
-            && let Ok(name) = CStr::from_bytes_until_nul(&properties[offset..offset + 256])
-        {
-            return name.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
-        }
-    }
-    String::new()
+/// A device's processor, `gfx1151`, without the features behind it.
+fn processor(ordinal: i32) -> Result<String, String> {
+    type Call = unsafe fn(*mut c_void, i32) -> hip::hipError_t;
+    // Where `gcnArchName` lies: of HIP 6 and later, and of HIP 5.
+    let newer: (&str, Call, usize) = ("hipGetDevicePropertiesR0600", hip::hipGetDevicePropertiesR0600, 1160);
+    let older: (&str, Call, usize) = ("hipGetDeviceProperties", hip::hipGetDeviceProperties, 396);
+    let (name, call, offset) = if hip::has(newer.0) { newer } else { older };
+    let mut properties = [0_u8; 4096];
+    // SAFETY: the struct has 1472 bytes in HIP 6 and 792 in HIP 5.
+    check(name, unsafe { call(properties.as_mut_ptr().cast(), ordinal) })?;
+    let name = CStr::from_bytes_until_nul(&properties[offset..offset + 256]).unwrap_or_default();
+    Ok(name.to_string_lossy().split(':').next().unwrap_or_default().to_owned())
 }
 
 struct Hip {
@@ -88,7 +86,7 @@ impl Hip {
         if ordinal >= count as u32 {
             return Err(format!("there are {count}, counted from 0"));
         }
-        let processor = processor(ordinal.cast_signed());
+        let processor = processor(ordinal.cast_signed())?;
         if processor != PROCESSOR {
             return Err(format!("it is a {processor}; this build holds kernels for {PROCESSOR}"));
         }
@@ -100,6 +98,13 @@ impl Hip {
             return Ok(());
         }
         Err(DeviceError::Call { device: self.name.clone(), call, why: hip::name_of(code) })
+    }
+
+    /// What gives something back has nobody to answer to.
+    fn released(&self, call: &'static str, code: hip::hipError_t) {
+        if let Err(error) = self.check(call, code) {
+            tell(&error);
+        }
     }
 }
 
@@ -154,7 +159,7 @@ impl Driver for Hip {
     }
 
     unsafe fn free(&self, at: u64) {
-        let _ = unsafe { hip::hipFree(pointer(at)) };
+        self.released("hipFree", unsafe { hip::hipFree(pointer(at)) });
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
@@ -164,7 +169,7 @@ impl Driver for Hip {
     }
 
     unsafe fn free_pinned(&self, at: *mut u8) {
-        let _ = unsafe { hip::hipHostFree(at.cast()) };
+        self.released("hipHostFree", unsafe { hip::hipHostFree(at.cast()) });
     }
 
     fn create_stream(&self) -> Result<Handle, DeviceError> {
@@ -175,7 +180,7 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_stream(&self, stream: Handle) {
-        let _ = unsafe { hip::hipStreamDestroy(handle(stream)) };
+        self.released("hipStreamDestroy", unsafe { hip::hipStreamDestroy(handle(stream)) });
     }
 
     unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize, on: Handle) -> Result<(), DeviceError> {
@@ -213,7 +218,7 @@ impl Driver for Hip {
     }
 
     unsafe fn unload_module(&self, module: Handle) {
-        let _ = unsafe { hip::hipModuleUnload(handle(module)) };
+        self.released("hipModuleUnload", unsafe { hip::hipModuleUnload(handle(module)) });
     }
 
     fn function(&self, module: Handle, name: &CStr) -> Result<Handle, DeviceError> {
@@ -256,7 +261,7 @@ impl Driver for Hip {
         self.check("hipStreamEndCapture", code)?;
         let (node, log) = (std::ptr::null_mut(), std::ptr::null_mut());
         let code = unsafe { hip::hipGraphInstantiate(&raw mut ready, graph, node, log, 0) };
-        let _ = unsafe { hip::hipGraphDestroy(graph) };
+        self.released("hipGraphDestroy", unsafe { hip::hipGraphDestroy(graph) });
         self.check("hipGraphInstantiate", code)?;
         Ok(Handle(ready as usize))
     }
@@ -266,6 +271,6 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_graph(&self, graph: Handle) {
-        let _ = unsafe { hip::hipGraphExecDestroy(handle(graph)) };
+        self.released("hipGraphExecDestroy", unsafe { hip::hipGraphExecDestroy(handle(graph)) });
     }
 }
