@@ -259,6 +259,15 @@ impl GpuShard {
         model.few(steps, buffers, cache, stream)
     }
 
+    /// After a failure waits for what is under way: it must not meet what is then dropped or used again.
+    fn settled(&self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
+        if done.is_err() {
+            // The failure that came first is the one to tell.
+            let _ = self.stream.synchronise();
+        }
+        done
+    }
+
     /// Bytes of one position in a layer's keys.
     fn position_bytes(&self) -> usize {
         self.model.shape.kv_width() * size_of::<f32>()
@@ -288,11 +297,7 @@ impl Shard for GpuShard {
         if pass.path == Path::Dense && rows > MAX_ROWS && self.model.is_wide() {
             for start in (0..rows).step_by(MOST_ROWS) {
                 let done = self.dense(pass, start..rows.min(start + MOST_ROWS), answer);
-                if done.is_err() {
-                    // What is under way must not meet the next pass's buffers.
-                    let _ = self.stream.synchronise();
-                }
-                done?;
+                self.settled(done)?;
             }
         } else {
             for start in (0..rows).step_by(MAX_ROWS) {
@@ -318,7 +323,7 @@ impl Shard for GpuShard {
             Some(saved) => saved.cache,
             None => Buffer::new(&self.driver, self.cache.bytes(), "a copy of the KV cache")?,
         };
-        copy.copy_from(0, &self.cache, 0, self.cache.bytes(), on)?;
+        self.settled(copy.copy_from(0, &self.cache, 0, self.cache.bytes(), on))?;
         self.saved = Some(Saved { cache: copy, len: self.len, lowest: self.len });
         Ok(())
     }
