@@ -7,6 +7,7 @@
 #![cfg(all(feature = "hip", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "tests, but not in functions that say so")]
 
+mod debian;
 mod failures;
 mod requests;
 #[allow(dead_code, reason = "each module takes what it needs")]

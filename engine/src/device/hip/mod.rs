@@ -51,13 +51,20 @@ fn devices() -> Result<i32, String> {
     if let Some(name) = needed.find(|name| !hip::has(name)) {
         return Err(format!("the HIP runtime is too old: it has no {name}"));
     }
+    // Where there is no GPU, or no driver for one, it is the first of these calls that says so.
+    let call = |name: &str, code| match code {
+        hip::hipErrorNoDevice | hip::hipErrorInvalidDevice => {
+            Err(format!("the HIP runtime finds no device ({name} failed: {})", hip::name_of(code)))
+        }
+        code => check(name, code),
+    };
     let mut count = 0;
     // SAFETY: no demands, and room for the answer.
     unsafe {
-        check("hipInit", hip::hipInit(0))?;
-        check("hipGetDeviceCount", hip::hipGetDeviceCount(&raw mut count))?;
+        call("hipInit", hip::hipInit(0))?;
+        call("hipGetDeviceCount", hip::hipGetDeviceCount(&raw mut count))?;
     }
-    if count > 0 { Ok(count) } else { Err("the HIP runtime knows no device".into()) }
+    if count > 0 { Ok(count) } else { Err("the HIP runtime finds no device".into()) }
 }
 
 /// A device's processor, `gfx1151`, without the features behind it.
