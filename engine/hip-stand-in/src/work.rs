@@ -94,8 +94,8 @@ impl Ledger {
             return Err(self.wrong(code::INVALID_VALUE, &what));
         }
         let mut blocks = Vec::new();
-        for (field, offset, size) in function.kernel.fields() {
-            let address = argument[offset..offset + size].try_into().map_or(0, u64::from_le_bytes);
+        for (field, offset) in function.kernel.addresses() {
+            let address = argument[offset..offset + 8].try_into().map_or(0, u64::from_le_bytes);
             if address == 0 {
                 continue;
             }

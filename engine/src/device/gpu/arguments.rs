@@ -37,14 +37,37 @@ macro_rules! arguments {
         }
 
         impl $name {
-            /// Each field's name, offset and size in bytes. What has eight is an address.
+            /// Each field's name, offset and size in bytes.
             pub(crate) fn layout() -> Vec<(&'static str, usize, usize)> {
                 vec![$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$kind>()),)*]
             }
         }
 
         impl Argument for $name {}
+
+        impl Field for $name {
+            fn addresses(_: &'static str, at: usize, to: &mut Vec<(&'static str, usize)>) {
+                $(<$kind as Field>::addresses(stringify!($field), at + std::mem::offset_of!($name, $field), to);)*
+            }
+        }
     )*};
+}
+
+/// What an argument is made of.
+pub(crate) trait Field {
+    /// Adds the name and offset of each address in a field of this name at `at`.
+    fn addresses(name: &'static str, at: usize, to: &mut Vec<(&'static str, usize)>);
+}
+impl Field for u64 {
+    fn addresses(name: &'static str, at: usize, to: &mut Vec<(&'static str, usize)>) {
+        to.push((name, at));
+    }
+}
+impl Field for u32 {
+    fn addresses(_: &'static str, _: usize, _: &mut Vec<(&'static str, usize)>) {}
+}
+impl Field for f32 {
+    fn addresses(_: &'static str, _: usize, _: &mut Vec<(&'static str, usize)>) {}
 }
 
 /// A kernel's one argument. Pointers are addresses on the device; 0 is null.
@@ -111,9 +134,11 @@ macro_rules! kernels {
                 match self { $(Kernel::$kernel => size_of::<$argument>(),)* }
             }
 
-            /// Name, offset and size of each field of its argument.
-            pub(crate) fn fields(self) -> Vec<(&'static str, usize, usize)> {
-                match self { $(Kernel::$kernel => $argument::layout(),)* }
+            /// Name and offset of each address in its argument.
+            pub(crate) fn addresses(self) -> Vec<(&'static str, usize)> {
+                let mut addresses = Vec::new();
+                match self { $(Kernel::$kernel => $argument::addresses("", 0, &mut addresses),)* }
+                addresses
             }
         }
     };

@@ -17,8 +17,13 @@ const PROCESSOR: &str = "gfx1151";
 /// # Errors
 /// [`DeviceError::NoSuchDevice`] says what is missing: kernels in this build, the runtime, the device.
 pub fn open(ordinal: u32) -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(Gpu::new(driver(ordinal)?)?))
+}
+
+/// The calls of the HIP device `ordinal`.
+pub(crate) fn driver(ordinal: u32) -> Result<Arc<dyn Driver>, DeviceError> {
     match Hip::open(ordinal) {
-        Ok(hip) => Ok(Box::new(Gpu::new(Arc::new(hip))?)),
+        Ok(hip) => Ok(Arc::new(hip)),
         Err(why) => Err(DeviceError::NoSuchDevice { name: format!("hip:{ordinal}"), why }),
     }
 }

@@ -11,7 +11,6 @@ use super::super::kernels::{
     Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, Embed, FEW_OUTPUTS, FEW_THREADS, FLASH_ROWS, Few,
     Flash, Kernel, Kernels, MAX_ROWS, Norm, PLANES, Rotate, WIDE_THREADS,
 };
-use crate::device::cuda;
 
 /// Bytes of a guard zone.
 const GUARD: usize = 1024;
@@ -36,7 +35,7 @@ struct On {
 
 impl Bench {
     fn new() -> Self {
-        let driver = cuda::driver(0).unwrap();
+        let driver = super::driver();
         driver.enter().unwrap();
         let kernels = Kernels::load(&driver).unwrap();
         let stream = Stream::new(&driver).unwrap();
