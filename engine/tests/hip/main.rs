@@ -9,6 +9,8 @@
 
 mod debian;
 mod failures;
+#[cfg(all(feature = "nvtx", feature = "roctx"))]
+mod mixed;
 mod requests;
 #[allow(dead_code, reason = "each module takes what it needs")]
 mod stand_in;
