@@ -174,6 +174,9 @@ impl Runtime for Cuda {
             let most = DENSE_SHARED.cast_signed();
             driver!(self, b"cuFuncSetAttribute\0", function => u64, MOST_SHARED => c_int, most => c_int)?;
             self.dense.insert(function);
+        } else {
+            // It may lie where one of a module that is gone lay.
+            self.dense.remove(&function);
         }
         Ok(function)
     }

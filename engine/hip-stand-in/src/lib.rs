@@ -27,6 +27,7 @@
 //! | `PHASEMARK_STAND_IN_CODE` | with which error; `hipErrorLaunchFailure` (719) if unset |
 //! | `PHASEMARK_STAND_IN_MEMORY` | bytes of the device, 16 GiB if unset |
 //! | `PHASEMARK_STAND_IN_ARCH` | what the device calls itself, `gfx1151` if unset |
+//! | `PHASEMARK_STAND_IN_KERNELS` | a library of the kernels' own source for AMD, compiled for this processor (`host/wave.h`) |
 //! | `PHASEMARK_STAND_IN_PTX` | forward everything to the CUDA driver, and load this image in place of gfx1151's |
 
 #![cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! The kernels as plain functions: `few_8` in `few`, and so on. Each takes the host's argument struct, the grid and
 //! the device's memory, checks that the grid is the one that the kernel is written for, and does what
-//! `engine/src/kernels/phasemark.cpp` says of it. A new kernel is one function, and one line in [`run`].
+//! `engine/src/kernels/phasemark.cpp` says of it. A new kernel is one function, and one line in [`run_function`].
 //!
 //! Sums are taken in another order than a GPU takes them, but a row's never depend on the other rows of its pass.
 
@@ -14,6 +14,7 @@ use crate::memory;
 
 mod attention;
 mod choose;
+mod compiled;
 mod dense;
 mod few;
 mod stream;
@@ -35,8 +36,16 @@ pub(crate) struct Space<'a>(pub(crate) &'a Ledger);
 /// Done, or what was wrong.
 pub(crate) type Done = Result<(), String>;
 
-/// Runs a kernel.
+/// Runs a kernel: its function here, or where the environment names a library of them, the source for AMD itself,
+/// compiled for this processor.
 pub(crate) fn run(kernel: Kernel, argument: &[u8], grid: Grid, space: &Space<'_>) -> Done {
+    match compiled::library() {
+        Some(library) => library.run(kernel, argument, grid),
+        None => run_function(kernel, argument, grid, space),
+    }
+}
+
+fn run_function(kernel: Kernel, argument: &[u8], grid: Grid, space: &Space<'_>) -> Done {
     macro_rules! with {
         ($function:expr) => {
             $function(memory::take(argument), grid, space)
