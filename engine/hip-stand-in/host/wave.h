@@ -2,8 +2,8 @@
 // branches of every `#if` included, runs here and can be compared with f64.
 //
 // A block's threads are fibers. A fiber runs until it needs others: at a barrier all of its block, where lanes exchange
-// values all of its wave. What the instructions do is written here from the documentation of RDNA 3; lanes that part ways
-// before such an instruction, or halves of a wave that should hold the same and do not, end the process.
+// values all of its wave. Lanes that part ways before such an instruction, or halves of a wave that should hold the same
+// and do not, end the process.
 
 #pragma once
 
@@ -107,7 +107,8 @@ static float of_bf16(short bits) {
 }
 
 // Sixteen by sixteen by sixteen. Lanes 0 to 15 hold a row of a and a column of b each, and so do lanes 16 to 31, the same
-// again. Element i of a lane's sums is row 2 i, in the upper half of the wave 2 i + 1, of the column that is the lane's.
+// again. Element i of a lane's sums is row 2 i, in the upper half of the wave 2 i + 1, of the column that is the lane's:
+// gpuopen.com/learn/wmma_on_rdna3, and measured on a gfx1151 in ROCm/FlyDSL pull request 485.
 template <class Operand, class Sums>
 static Sums wmma(Operand a, Operand b, Sums sums) {
     Wave &wave = waves[now / LANES];

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::driver::Driver;
 use crate::device::{self, Device};
 
+mod branches;
 mod images;
 mod kernels;
 mod models;
