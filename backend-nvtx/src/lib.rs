@@ -31,7 +31,7 @@ use std::io::Write;
 use std::sync::{Once, OnceLock};
 
 use marker_core::{
-    Counters, Detail, Fields, Label, Marker, Nesting, Phase, Scope, Shard, SpanId, TABLE_SLOTS, Tally, Token,
+    Counters, Detail, Label, Marker, Nesting, Phase, Scope, Shard, SpanId, TABLE_SLOTS, Tally, Token,
 };
 
 pub use load::{LoadError, Loader, Source, VARIABLE};
@@ -49,7 +49,7 @@ struct Tool {
 /// The tables that a tool fills are the process's, so everything about the tool is: who attached, what
 /// was registered, what is open on each thread, what was counted.
 static TOOL: OnceLock<Result<Option<Tool>, LoadError>> = OnceLock::new();
-static STRINGS: [OnceLock<Look>; TABLE_SLOTS] = [const { OnceLock::new() }; TABLE_SLOTS];
+static KNOWN: [OnceLock<Known>; TABLE_SLOTS] = [const { OnceLock::new() }; TABLE_SLOTS];
 static TALLY: Tally = Tally::new();
 
 /// What is open on a thread, and where it counts.
@@ -63,23 +63,36 @@ thread_local! {
     static LOCAL: Local = const { Local { open: Nesting::new(), shard: Shard::new() } };
 }
 
-/// How a label looks in the tool: what does not change between two uses of it.
-#[derive(Clone, Copy, Debug)]
-struct Look {
-    string: Option<sys::Registered>,
-    category: u32,
-    color: Option<u32>,
+/// What the tool is told of a label that has a place in the table, made once: a push then only passes it on. Its name is
+/// the registered string, or still to be given if the tool registers none.
+#[derive(Debug)]
+struct Known {
+    plain: sys::Event<'static>,
+    with_payload: sys::Event<'static>,
 }
 
-impl Look {
-    fn of(label: &Label) -> Look {
-        let fields = label.fields();
-        Look {
-            string: None,
-            category: fields.map_or(0, |fields| category(fields.scope())),
-            color: fields.and_then(Fields::get_mode).map(color),
-        }
+impl Known {
+    #[cold]
+    fn introduce(domain: sys::Domain, label: &Label) -> Known {
+        let event = sys::Event::of(sys::register(domain, label));
+        let (plain, with_payload) = (described(event, label, false), described(event, label, true));
+        Known { plain, with_payload }
     }
+
+    #[inline]
+    fn event(&self, payloads: bool) -> &sys::Event<'static> {
+        if payloads { &self.with_payload } else { &self.plain }
+    }
+}
+
+/// An event that says of a label all but its name.
+fn described<'l>(event: sys::Event<'l>, label: &Label, payloads: bool) -> sys::Event<'l> {
+    let Some(fields) = label.fields() else { return event };
+    event.category(category(fields.scope())).color(fields.get_mode().map(color)).payload(if payloads {
+        fields.get_tokens()
+    } else {
+        None
+    })
 }
 
 /// The colour of a mode, 0xAARRGGBB: eight that stay apart for colour-blind readers too, and grey.
@@ -167,43 +180,75 @@ impl Nvtx {
     /// What a push is worth when somebody hears: apart, so that one which nobody hears saves no register.
     #[inline(never)]
     fn open(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
-        if sys::push(domain, &self.event(domain, label)) {
-            TALLY.pushed(&local.shard);
-            local.open.push()
+        if local.shard.is_own() {
+            self.open_counted(domain, local, label)
         } else {
-            TALLY.failed(&local.shard);
-            Token::NOT_TAKEN
+            self.open_elsewhere(domain, local, label)
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn open_elsewhere(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
+        self.open_counted(domain, local, label)
+    }
+
     #[inline]
-    fn event<'l>(&self, domain: sys::Domain, label: &'l Label) -> sys::Event<'l> {
-        let look = match label.slot().and_then(|slot| STRINGS.get(slot)) {
-            Some(known) => *known.get_or_init(|| introduce_label(domain, label)),
-            None => Look::of(label),
+    fn open_counted(&self, domain: sys::Domain, local: &Local, label: &Label) -> Token {
+        let Some(nested) = sys::nested() else {
+            TALLY.failed(&local.shard);
+            return Token::NOT_TAKEN;
         };
-        look.string
-            .map_or_else(|| sys::Event::text(label), sys::Event::registered)
-            .category(look.category)
-            .color(look.color)
-            .payload(if self.payloads { label.fields().and_then(Fields::get_tokens) } else { None })
+        // The tool's answer means nothing, so all this comes first and is not kept for after the call.
+        TALLY.pushed(&local.shard);
+        let token = local.open.push();
+        self.tell(domain, label, |event| nested.push(domain, event));
+        token
+    }
+
+    /// Passes on what the tool is to be told of a label.
+    #[inline]
+    fn tell<T>(&self, domain: sys::Domain, label: &Label, pass_on: impl FnOnce(&sys::Event<'_>) -> T) -> T {
+        match label.slot().and_then(|slot| KNOWN.get(slot)?.get()).map(|known| known.event(self.payloads)) {
+            Some(event) if event.has_name() => pass_on(event),
+            _ => self.tell_anew(domain, label, pass_on),
+        }
+    }
+
+    /// Of a label that the tool does not know, or knows by no string. Apart, so that the others set no room for it aside.
+    #[inline(never)]
+    fn tell_anew<T>(
+        &self,
+        domain: sys::Domain,
+        label: &Label,
+        pass_on: impl FnOnce(&sys::Event<'_>) -> T,
+    ) -> T {
+        match label.slot().and_then(|slot| KNOWN.get(slot)) {
+            Some(known) => {
+                let known = known.get_or_init(|| Known::introduce(domain, label));
+                pass_on(&known.event(self.payloads).named_by(label))
+            }
+            None => pass_on(&described(sys::Event::of(None).named_by(label), label, self.payloads)),
+        }
     }
 }
 
 #[inline(never)]
 fn close(domain: sys::Domain, local: &Local, token: Token) {
-    let pops = local.open.pop(token);
-    if pops == 1 {
-        sys::pop(domain);
-    } else {
-        close_others(domain, pops);
+    match local.open.pop(token) {
+        1 if local.shard.is_own() => {
+            TALLY.popped(&local.shard, 1);
+            // Last, so that nothing has to be kept for after it.
+            sys::pop(domain);
+        }
+        pops => close_others(domain, local, pops),
     }
-    TALLY.popped(&local.shard, pops);
 }
 
 #[cold]
 #[inline(never)]
-fn close_others(domain: sys::Domain, pops: u32) {
+fn close_others(domain: sys::Domain, local: &Local, pops: u32) {
+    TALLY.popped(&local.shard, pops);
     for _ in 0..pops {
         sys::pop(domain);
     }
@@ -216,11 +261,6 @@ fn introduce(source: Source) -> Tool {
         sys::name_category(domain, category(scope), &Label::text(scope.name()));
     }
     Tool { domain, source }
-}
-
-#[cold]
-fn introduce_label(domain: sys::Domain, label: &Label) -> Look {
-    Look { string: sys::register(domain, label), ..Look::of(label) }
 }
 
 /// No tool answers with this id, which in C reads as -1. It stands for the id 0, which is one like any
@@ -246,27 +286,27 @@ impl Marker for Nvtx {
 
     fn mark(&self, label: &Label) {
         if let Some(domain) = self.domain {
-            sys::mark(domain, &self.event(domain, label));
+            self.tell(domain, label, |event| sys::mark(domain, event));
         }
     }
 
     fn start(&self, label: &Label) -> SpanId {
         let Some(domain) = self.domain else { return SpanId::NOT_TAKEN };
-        if let Some(id) = sys::start(domain, &self.event(domain, label)) {
-            LOCAL.with(|local| TALLY.pushed(&local.shard));
-            SpanId::new(if id == 0 { ID_ZERO } else { id })
-        } else {
+        let Some(spans) = sys::spans() else {
             LOCAL.with(|local| TALLY.failed(&local.shard));
-            SpanId::NOT_TAKEN
-        }
+            return SpanId::NOT_TAKEN;
+        };
+        LOCAL.with(|local| TALLY.pushed(&local.shard));
+        let id = self.tell(domain, label, |event| spans.start(domain, event));
+        SpanId::new(if id == 0 { ID_ZERO } else { id })
     }
 
     fn stop(&self, span: SpanId) {
         if let Some(domain) = self.domain
             && span.is_taken()
         {
-            sys::end(domain, if span.id() == ID_ZERO { 0 } else { span.id() });
             LOCAL.with(|local| TALLY.popped(&local.shard, 1));
+            sys::end(domain, if span.id() == ID_ZERO { 0 } else { span.id() });
         }
     }
 

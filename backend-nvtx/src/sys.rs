@@ -201,13 +201,18 @@ const PAYLOAD_U64: i32 = 1;
 const MESSAGE_ASCII: i32 = 1;
 const MESSAGE_REGISTERED: i32 = 3;
 
-/// A range or mark about to be sent.
-#[derive(Debug)]
+// SAFETY: nobody writes to what the message points to: a handle that only the tool reads, on any thread, or a text.
+unsafe impl Send for Attributes {}
+// SAFETY: as above.
+unsafe impl Sync for Attributes {}
+
+/// What a tool is told of a range or mark.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'l>(Attributes, PhantomData<&'l Label>);
 
 impl<'l> Event<'l> {
-    #[inline]
-    fn new(message_type: i32, message: *const c_void) -> Self {
+    /// Named by this string, or not named yet.
+    pub(crate) fn of(string: Option<Registered>) -> Self {
         let attributes = Attributes {
             version: 3,
             size: size_of::<Attributes>() as u16,
@@ -217,22 +222,29 @@ impl<'l> Event<'l> {
             payload_type: 0,
             reserved: 0,
             payload: 0,
-            message_type,
-            message,
+            message_type: MESSAGE_REGISTERED,
+            message: string.map_or(ptr::null(), |string| string.0.cast_const()),
         };
         Event(attributes, PhantomData)
     }
 
-    /// Named by a string that was registered.
+    /// Whether it has a name. Without one it must not be sent.
     #[inline]
-    pub(crate) fn registered(string: Registered) -> Self {
-        Event::new(MESSAGE_REGISTERED, string.0)
+    pub(crate) fn has_name(&self) -> bool {
+        !self.0.message.is_null()
     }
 
-    /// Named by the label's own text.
+    /// Named by the label's own text, if it has no name yet.
     #[inline]
-    pub(crate) fn text(label: &'l Label) -> Self {
-        Event::new(MESSAGE_ASCII, label.as_ptr().cast())
+    pub(crate) fn named_by<'t>(mut self, label: &'t Label) -> Event<'t>
+    where
+        'l: 't,
+    {
+        if !self.has_name() {
+            self.0.message_type = MESSAGE_ASCII;
+            self.0.message = label.as_ptr().cast();
+        }
+        Event(self.0, PhantomData)
     }
 
     /// In a category; 0 is none.
@@ -263,21 +275,26 @@ impl<'l> Event<'l> {
     }
 }
 
-/// Whether the tool wants nested ranges: both their calls.
+/// The tool's call that opens a nested range.
+#[derive(Clone, Copy)]
+pub(crate) struct Nested(RangePushEx);
+
+/// `None` when the tool does not want nested ranges; half a pair counts as none.
 #[inline]
-fn nested() -> Option<(RangePushEx, RangePop)> {
+pub(crate) fn nested() -> Option<Nested> {
     // SAFETY: the types are those of the cells.
-    unsafe { function(&CORE2[RANGE_PUSH_EX]).zip(function(&CORE2[RANGE_POP])) }
+    let pair = unsafe { function(&CORE2[RANGE_PUSH_EX]).zip(function::<RangePop>(&CORE2[RANGE_POP])) };
+    pair.map(|(push, _)| Nested(push))
 }
 
-/// Opens a nested range. False when the tool does not want nested ranges; half a pair counts as none.
-#[inline]
-pub(crate) fn push(domain: Domain, event: &Event<'_>) -> bool {
-    let Some((push, _)) = nested() else { return false };
-    // SAFETY: the attributes live through the call and their message until the matching pop.
-    // The answer means nothing: nsys answers -1 and records all the same.
-    unsafe { push(domain.0, &raw const event.0) };
-    true
+impl Nested {
+    /// Opens a nested range.
+    #[inline]
+    pub(crate) fn push(self, domain: Domain, event: &Event<'_>) {
+        // SAFETY: the attributes live through the call and their message until the matching pop.
+        // The answer means nothing: nsys answers -1 and records all the same.
+        unsafe { (self.0)(domain.0, &raw const event.0) };
+    }
 }
 
 /// Closes the top nested range.
@@ -291,15 +308,25 @@ pub(crate) fn pop(domain: Domain) {
     }
 }
 
-/// Opens a range by id. `None` when the tool does not want such ranges; half a pair counts as none.
+/// The tool's call that opens a range by id.
+#[derive(Clone, Copy)]
+pub(crate) struct Spans(RangeStartEx);
+
+/// `None` when the tool does not want ranges by id; half a pair counts as none.
 #[inline]
-pub(crate) fn start(domain: Domain, event: &Event<'_>) -> Option<u64> {
+pub(crate) fn spans() -> Option<Spans> {
     // SAFETY: the types are those of the cells.
-    let (start, _) = unsafe {
-        function::<RangeStartEx>(&CORE2[RANGE_START_EX]).zip(function::<RangeEnd>(&CORE2[RANGE_END]))?
-    };
-    // SAFETY: the attributes and their message live through the call.
-    Some(unsafe { start(domain.0, &raw const event.0) })
+    let pair = unsafe { function(&CORE2[RANGE_START_EX]).zip(function::<RangeEnd>(&CORE2[RANGE_END])) };
+    pair.map(|(start, _)| Spans(start))
+}
+
+impl Spans {
+    /// Opens a range, and answers its id.
+    #[inline]
+    pub(crate) fn start(self, domain: Domain, event: &Event<'_>) -> u64 {
+        // SAFETY: the attributes and their message live through the call.
+        unsafe { (self.0)(domain.0, &raw const event.0) }
+    }
 }
 
 /// Closes the range with this id.

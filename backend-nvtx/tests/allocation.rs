@@ -5,35 +5,10 @@
 mod child;
 mod shim;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use allocation_counter::measure;
 use backend_nvtx::Nvtx;
 use marker_core::{Detail, Fields, Label, Marker, Markers, Phase, Scope, range};
 use shim::Shim;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: the system's allocator does the work; the count beside it allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 #[ignore = "run by other tests, in a process of its own"]
@@ -53,10 +28,8 @@ fn scene_ranges() {
         }
     };
     ranges(1000);
-    let before = ALLOCATIONS.get();
-    ranges(1000);
-    let during = ALLOCATIONS.get() - before;
-    println!("> {} {during}", nvtx.is_attached());
+    let during = measure(|| ranges(1000));
+    println!("> {} {}", nvtx.is_attached(), during.count_total);
 }
 
 #[test]

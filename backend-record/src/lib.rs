@@ -25,10 +25,10 @@
 
 #![forbid(unsafe_code)]
 
+mod error;
 mod here;
 mod json;
 mod list;
-mod save;
 mod store;
 
 use std::fmt;
@@ -39,10 +39,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use marker_core::{Counters, Label, Marker, SpanId, Tally, Token};
+use whole_file::WholeFile;
 
+pub use error::Error;
 use here::{HERE, Here};
 pub use list::{Event, EventKind, RangeKind, Recorded};
-pub use save::Error;
 use store::{Kind, Store};
 
 /// Entries of [`Recorder::new`]: ranges and marks together.
@@ -103,7 +104,7 @@ impl Recorder {
     /// # Errors
     /// [`Error`] when the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
-        save::whole_or_not(path, |out| self.write_json(out))
+        WholeFile::write_to(path, |out| self.write_json(out))
             .map_err(|cause| Error::Save { path: path.to_owned(), cause })
     }
 

@@ -145,14 +145,14 @@ impl Roctx {
         if local.owner.get() != self.id {
             return;
         }
-        let pops = local.nesting.pop(token);
-        if pops == 1 {
-            self.api.pop();
-        } else {
-            self.pop_others(pops);
+        match local.nesting.pop(token) {
+            1 if !self.gate.counts() => {
+                self.tally.popped(&local.shard, 1);
+                // Last, so that nothing has to be kept for after it.
+                self.api.pop();
+            }
+            pops => self.pop_others(local, pops),
         }
-        self.gate.leave(pops);
-        self.tally.popped(&local.shard, pops);
     }
 
     #[inline(never)]
@@ -171,10 +171,12 @@ impl Roctx {
 
     #[cold]
     #[inline(never)]
-    fn pop_others(&self, pops: u32) {
+    fn pop_others(&self, local: &Local, pops: u32) {
+        self.tally.popped(&local.shard, pops);
         for _ in 0..pops {
             self.api.pop();
         }
+        self.gate.leave(pops);
     }
 
     #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing is found there"))]
@@ -240,9 +242,9 @@ impl Marker for Roctx {
     /// know. [`Span`](marker_core::Span) sees to it.
     fn stop(&self, span: SpanId) {
         if span.is_taken() {
+            LOCAL.with(|local| self.tally.popped(&local.shard, 1));
             self.api.stop(span.id());
             self.gate.leave(1);
-            LOCAL.with(|local| self.tally.popped(&local.shard, 1));
         }
     }
 

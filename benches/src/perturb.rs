@@ -1,8 +1,10 @@
 //! The off/on harness: runs, their parity, and what may be said of their times.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,15 @@ pub enum Error {
         status: std::process::ExitStatus,
         /// What it wrote to standard error.
         said: String,
+    },
+    /// A run under callgrind did not end in time.
+    #[error(
+        "`{command}` was stopped after {} s: the instructions of so long a run are not counted; ask for fewer tokens",
+        COUNT_SECONDS
+    )]
+    TooLong {
+        /// Its words.
+        command: String,
     },
     /// A file that a run should have written, or that was asked for.
     #[error("{}: {why}", .file.display())]
@@ -244,36 +255,105 @@ fn words(
 }
 
 fn execute(words: &[OsString]) -> Result<(), Error> {
-    let typed = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    let mut command = Command::new(words.first().map_or(std::ffi::OsStr::new(""), OsString::as_os_str));
-    command.args(words.iter().skip(1)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // The flag decides in each run; what a shell exports must not.
-    for variable in ["PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"] {
-        command.env_remove(variable);
-    }
-    let output = command.output().map_err(|why| Error::NotRun { command: typed.clone(), why })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::Failed { command: typed, status: output.status, said })
+    Started::new(words)?.ended()
 }
 
-/// The instructions of one whole run of each mode, off and on, with one thread: threads that wait count otherwise.
+/// A run under way. Dropped before its end it is killed, so that none is left behind.
+struct Started {
+    child: Child,
+    command: String,
+}
+
+impl Started {
+    fn new(words: &[OsString]) -> Result<Self, Error> {
+        let typed = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        let mut command = Command::new(words.first().map_or(std::ffi::OsStr::new(""), OsString::as_os_str));
+        command.args(words.iter().skip(1)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // The flag decides in each run; what a shell exports must not.
+        for variable in ["PHASEMARK", "DFLASH_DS4_ROCTX", "LUCE_DS4_ROCTX"] {
+            command.env_remove(variable);
+        }
+        match command.spawn() {
+            Ok(child) => Ok(Started { child, command: typed }),
+            Err(why) => Err(Error::NotRun { command: typed, why }),
+        }
+    }
+
+    /// Waits for its end, at most until then.
+    fn ended_by(&mut self, time: Instant) -> Result<bool, Error> {
+        loop {
+            let not_run = |why| Error::NotRun { command: self.command.clone(), why };
+            if self.child.try_wait().map_err(not_run)?.is_some() {
+                return Ok(true);
+            }
+            if Instant::now() >= time {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits for its end.
+    fn ended(mut self) -> Result<(), Error> {
+        let mut said = String::new();
+        let read = self.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
+        let waited = read.unwrap_or(Ok(0)).and_then(|_| self.child.wait());
+        match waited {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => {
+                Err(Error::Failed { command: self.command.clone(), status, said: said.trim().to_owned() })
+            }
+            Err(why) => Err(Error::NotRun { command: self.command.clone(), why }),
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // One that has ended cannot be killed, and that is well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Seconds that a run under callgrind may take: it is some thousand times as slow as one without.
+const COUNT_SECONDS: u64 = 900;
+/// Seconds between two words of how long it has taken.
+const TELL_SECONDS: u64 = 15;
+
+/// The instructions of one whole run of each mode, off and on, with one thread: threads that wait count otherwise. Both
+/// at the same time, since they take long and cannot disturb each other's counts. `tell` hears how long it takes.
 ///
 /// # Errors
-/// [`Error`] when a run fails, or there is no valgrind.
-pub fn count_instructions(plan: &Plan) -> Result<(u64, u64), Error> {
+/// [`Error`] when a run fails or takes too long, or there is no valgrind.
+pub fn count_instructions(plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result<(u64, u64), Error> {
     let plan = Plan { under: Vec::new(), generate: without_threads(&plan.generate), ..plan.clone() };
-    let count = |mode| {
+    let start = |mode| {
         let (command, _, folder) = words(&plan, mode, Some("1"))?;
         let out = folder.path().join("callgrind");
         let file = format!("--callgrind-out-file={}", out.display());
-        let valgrind = ["valgrind", "--tool=callgrind", &file].map(OsString::from);
-        execute(&valgrind.into_iter().chain(command).collect::<Vec<_>>())?;
-        counts::instructions(&out).map_err(|why| Error::File { file: out.clone(), why })
+        let valgrind = ["valgrind", "--quiet", "--tool=callgrind", &file].map(OsString::from);
+        let run = Started::new(&valgrind.into_iter().chain(command).collect::<Vec<_>>())?;
+        Ok((run, out, folder))
     };
-    Ok((count(Mode::Off)?, count(Mode::On)?))
+    let (began, mut runs) = (Instant::now(), [start(Mode::Off)?, start(Mode::On)?]);
+    for (run, ..) in &mut runs {
+        loop {
+            let so_far = began.elapsed().as_secs();
+            tell(&format!("counting the instructions of a whole run, off and on: {so_far} s so far"));
+            if run.ended_by(Instant::now() + Duration::from_secs(TELL_SECONDS))? {
+                break;
+            }
+            if so_far > COUNT_SECONDS {
+                return Err(Error::TooLong { command: run.command.clone() });
+            }
+        }
+    }
+    let [off, on] = runs.map(|(run, out, _folder)| {
+        run.ended()?;
+        counts::instructions(&out).map_err(|why| Error::File { file: out, why })
+    });
+    Ok((off?, on?))
 }
 
 /// The arguments less the number of threads, which may be given once.

@@ -85,7 +85,7 @@ pub fn try_on_a_shard(bytes: &[u8]) {
     let (stop, _stopper) = Stop::by_hand().expect("a pair of sockets");
     let part = Part { layers: 0..2, embedding: false, head: false, context: CONTEXT as usize };
     std::thread::scope(|threads| {
-        threads.spawn(|| {
+        let shard = threads.spawn(|| {
             let mut service = Service {
                 shard: Box::new(Echo { part, cached: 0, aside: None }),
                 terms: Terms { fingerprint: 7, layers: 0..2, width: WIDTH as usize },
@@ -103,6 +103,8 @@ pub fn try_on_a_shard(bytes: &[u8]) {
         } else {
             parent.frames(bytes);
         }
+        // Not left to the scope, which does not wait for what a thread drops last: the fuzzer would call it leaked.
+        shard.join().expect("the shard lives");
     });
 }
 

@@ -174,7 +174,11 @@ fn outputs_that_cannot_be_written_are_refused_and_the_others_left_alone() {
         }
     }
     if RECORD {
-        assert_refused("one for both", &run(&["generate", "--stats", fine, "--record", fine]), "same file");
+        assert_refused(
+            "one for both",
+            &run(&["generate", "--stats", fine, "--record", fine]),
+            "would be written twice",
+        );
     } else {
         assert_refused("no recorder", &run(&["generate", "--record", fine]), "not compiled in");
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::{Fields, Label, Marker, Span, intern, range};
+use crate::{Fields, Label, Marker, Span, range, table};
 
 /// How much is marked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,16 +165,22 @@ impl<'m> Markers<'m> {
     #[inline]
     pub fn mark(self, fields: impl Into<Fields>) {
         if let Some(marker) = self.backend() {
-            mark_heard(marker, &fields.into());
+            let fields = fields.into();
+            match table::at_home(&fields) {
+                Ok(label) => marker.mark(label),
+                Err(hash) => mark_away(marker, fields, hash),
+            }
         }
     }
 
     /// Opens a range that may be closed on any thread, in any order with others.
     #[inline]
     pub fn start(self, fields: impl Into<Fields>) -> Span<'m> {
-        match self.backend() {
-            Some(marker) => start_heard(marker, &fields.into()),
-            None => Span::off(),
+        let Some(marker) = self.backend() else { return Span::off() };
+        let fields = fields.into();
+        match table::at_home(&fields) {
+            Ok(label) => Span::start(marker, label),
+            Err(hash) => start_away(marker, fields, hash),
         }
     }
 
@@ -186,30 +192,24 @@ impl<'m> Markers<'m> {
     }
 }
 
-/// Apart, so that a mark which nobody hears saves no register.
+/// Apart, so that a mark whose label is at home sets up nothing for this.
 #[inline(never)]
-fn mark_heard(marker: &dyn Marker, fields: &Fields) {
-    with_label(fields, |label| marker.mark(label));
+fn mark_away(marker: &dyn Marker, fields: Fields, hash: u64) {
+    with_label_away(fields, hash, |label| marker.mark(label));
 }
 
 /// Apart, as above.
 #[inline(never)]
-fn start_heard<'m>(marker: &'m dyn Marker, fields: &Fields) -> Span<'m> {
-    with_label(fields, |label| Span::start(marker, label))
+fn start_away(marker: &dyn Marker, fields: Fields, hash: u64) -> Span<'_> {
+    with_label_away(fields, hash, |label| Span::start(marker, label))
 }
 
 #[inline]
-fn with_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
-    match intern(fields) {
+fn with_label_away<T>(fields: Fields, hash: u64, use_it: impl FnOnce(&Label) -> T) -> T {
+    match table::away(&fields, hash) {
         Some(label) => use_it(label),
-        None => with_own_label(fields, use_it),
+        None => use_it(&Label::new(fields)),
     }
-}
-
-/// Apart, so that who finds the label in the table sets no room for one aside.
-#[inline(never)]
-fn with_own_label<T>(fields: &Fields, use_it: impl FnOnce(&Label) -> T) -> T {
-    use_it(&Label::new(*fields))
 }
 
 impl fmt::Debug for Markers<'_> {

@@ -8,6 +8,8 @@ use crate::{Fields, Phase};
 /// Bytes of a label's text at most; one more holds its NUL.
 const TEXT_MAX: usize = 255;
 
+type Bytes = [u8; TEXT_MAX + 1];
+
 /// A label: its text with a NUL behind it, and what the text means.
 ///
 /// The text is `<scope> mode=<mode> tokens=<n> layer_begin=<n> layer_end=<n> device=<n>`, a field that does
@@ -16,55 +18,22 @@ const TEXT_MAX: usize = 255;
 #[derive(Clone)]
 pub struct Label {
     /// NUL behind the text and to the end.
-    bytes: [u8; TEXT_MAX + 1],
-    len: u8,
-    slot: u16,
-    fields: Option<Fields>,
+    pub(crate) bytes: Bytes,
+    pub(crate) len: u8,
+    pub(crate) slot: u16,
+    pub(crate) fields: Option<Fields>,
 }
 
 /// The slot of a label that is in no table.
-const NO_SLOT: u16 = u16::MAX;
+pub(crate) const NO_SLOT: u16 = u16::MAX;
 
 impl Label {
     /// Formats `fields`.
     #[inline]
     pub fn new(fields: Fields) -> Self {
-        let mut label = Label::empty(fields);
-        label.written();
+        let mut label = Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: Some(fields) };
+        label.len = written(&mut label.bytes, &fields);
         label
-    }
-
-    /// What `fields` will be written into.
-    #[inline]
-    pub(crate) const fn empty(fields: Fields) -> Self {
-        Label { bytes: [0; TEXT_MAX + 1], len: 0, slot: NO_SLOT, fields: Some(fields) }
-    }
-
-    /// Writes the text of the fields, where the label is: once it is written, to move it takes as long again.
-    #[inline(never)]
-    pub(crate) fn written(&mut self) -> &Self {
-        let Some(fields) = self.fields else { return self };
-        let mut text = Text { bytes: &mut self.bytes, len: 0, full: false };
-        text.sanitised(fields.scope().name());
-        if let Some(mode) = fields.get_mode() {
-            text.mode(mode);
-        }
-        if let Some(tokens) = fields.get_tokens() {
-            text.literal(b" tokens=");
-            text.number(tokens);
-        }
-        if let Some(layers) = fields.get_layers() {
-            text.literal(b" layer_begin=");
-            text.number(layers.start.into());
-            text.literal(b" layer_end=");
-            text.number(layers.end.into());
-        }
-        if let Some(device) = fields.get_device() {
-            text.literal(b" device=");
-            text.number(device.into());
-        }
-        self.len = text.len as u8;
-        self
     }
 
     /// A label of any text, for programs whose ranges are not the vocabulary's.
@@ -98,6 +67,12 @@ impl Label {
         self.bytes.as_ptr().cast()
     }
 
+    /// Whether this is the label of `fields`, and their scope the very same string.
+    #[inline]
+    pub(crate) fn is_of(&self, fields: &Fields) -> bool {
+        self.fields.as_ref().is_some_and(|own| own.is_the_same_as(fields))
+    }
+
     /// What the text means; `None` for free text.
     #[inline]
     pub fn fields(&self) -> Option<&Fields> {
@@ -125,14 +100,6 @@ impl fmt::Display for Label {
     }
 }
 
-/// A text under construction. What is behind it is NUL, and nothing is written past [`TEXT_MAX`] but NUL.
-struct Text<'b> {
-    bytes: &'b mut [u8; TEXT_MAX + 1],
-    len: usize,
-    /// Something was cut: what follows would read as if it stood where the cut text stood.
-    full: bool,
-}
-
 /// Bytes of the longest ` mode=<mode>`, with NUL behind the shorter ones.
 const MODE_MAX: usize = 24;
 
@@ -152,128 +119,97 @@ static MODES: [([u8; MODE_MAX], u8); Phase::ALL.len()] = {
     modes
 };
 
-impl Text<'_> {
-    #[inline]
-    fn room(&self) -> usize {
-        if self.full { 0 } else { TEXT_MAX - self.len }
-    }
-
-    /// Appends text of the vocabulary's own: ASCII without a NUL, of a length that the compiler knows.
-    #[inline]
-    fn literal<const N: usize>(&mut self, text: &[u8; N]) {
-        let fits = N <= self.room();
-        match self.bytes.get_mut(self.len..self.len + N) {
-            Some(place) if fits => {
-                place.copy_from_slice(text);
-                self.len += N;
-            }
-            _ => self.cut(text),
-        }
-    }
-
-    #[inline]
-    fn mode(&mut self, mode: Phase) {
-        let (text, len) = &MODES[mode as usize];
-        let fits = MODE_MAX <= self.room();
-        match self.bytes.get_mut(self.len..self.len + MODE_MAX) {
-            // All of it at once: what is behind the mode is NUL, as it must be.
-            Some(place) if fits => {
-                place.copy_from_slice(text);
-                self.len += usize::from(*len);
-            }
-            _ => self.append(&text[..usize::from(*len)]),
-        }
-    }
-
-    /// Appends text from elsewhere.
-    #[inline]
-    fn sanitised(&mut self, text: &str) {
-        let from = self.len;
-        if text.len() <= self.room() {
-            self.append(text.as_bytes());
-        } else {
-            self.cut(&text.as_bytes()[..text.floor_char_boundary(self.room())]);
-        }
-        if has_nul(text.as_bytes()) {
-            self.replace_nuls(from);
-        }
-    }
-
-    #[inline]
-    fn append(&mut self, text: &[u8]) {
-        if text.len() <= self.room() {
-            self.bytes[self.len..self.len + text.len()].copy_from_slice(text);
-            self.len += text.len();
-        } else {
-            self.cut(text);
-        }
-    }
-
-    /// Appends as much as fits of whole characters, and nothing after it.
-    #[cold]
-    #[inline(never)]
-    fn cut(&mut self, text: &[u8]) {
-        let fits = text.len().min(self.room());
-        self.full = true;
-        self.bytes[self.len..self.len + fits].copy_from_slice(&text[..fits]);
-        self.len += fits;
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn replace_nuls(&mut self, from: usize) {
-        for byte in &mut self.bytes[from..self.len] {
-            if *byte == 0 {
-                *byte = b'?';
-            }
-        }
-    }
-
-    #[inline]
-    fn number(&mut self, value: u64) {
-        if value < 10 {
-            // Most numbers.
-            self.literal(&[b'0' + value as u8]);
-        } else {
-            self.long_number(value);
-        }
-    }
-
-    #[inline(never)]
-    fn long_number(&mut self, value: u64) {
-        let mut digits = [0; MOST_DIGITS];
-        let len = match u32::try_from(value) {
-            Ok(value) if value < 100 => {
-                digits[..2].copy_from_slice(pair(value));
-                2
-            }
-            Ok(value) if value < 1_000_000 => {
-                // Two divisions at the same time, where digit by digit would be six, one after the other.
-                let (high, middle, low) = (value / 10_000, value / 100 % 100, value % 100);
-                let skip =
-                    usize::from(value < 100_000) + usize::from(value < 10_000) + usize::from(value < 1000);
-                let ([a, b], [c, d], [e, f]) = (*pair(high), *pair(middle), *pair(low));
-                // As one number, so that leading zeros go by one shift.
-                let text = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) >> (8 * skip);
-                digits[..8].copy_from_slice(&text.to_le_bytes());
-                6 - skip
-            }
-            _ => very_long_number(&mut digits, value),
-        };
-        let fits = MOST_DIGITS <= self.room();
-        match self.bytes.get_mut(self.len..self.len + MOST_DIGITS) {
-            // All of it at once: what is behind the number is NUL, as it must be.
-            Some(place) if fits => {
-                place.copy_from_slice(&digits);
-                self.len += len;
-            }
-            _ => self.append(&digits[..len]),
-        }
-    }
+/// Writes the text of `fields` into bytes that are all NUL, and answers its length.
+#[inline(never)]
+pub(crate) fn written(bytes: &mut Bytes, fields: &Fields) -> u8 {
+    at_once(bytes, fields).unwrap_or_else(|| piece_by_piece(bytes, fields)) as u8
 }
 
-/// Digits of the largest number.
-const MOST_DIGITS: usize = 20;
+/// Writes a text of which all surely fits and whose numbers are short, nearly every one, and answers its length. `None`:
+/// this one is to be written piece by piece.
+///
+/// What follows a field waits only for the field's length, which stays in a register; and a field is written with
+/// all the bytes that it can have, since those behind its end are NUL or the next field's.
+#[inline]
+fn at_once(bytes: &mut Bytes, fields: &Fields) -> Option<usize> {
+    let mut at = short_scope(bytes, fields.scope().name().as_bytes())?;
+    if let Some(mode) = fields.get_mode() {
+        let (text, len) = &MODES[mode as usize];
+        *widest(bytes, at)? = *text;
+        at += usize::from(*len);
+    }
+    if let Some(tokens) = fields.get_tokens() {
+        at = field(bytes, at, b" tokens=", tokens)?;
+    }
+    if let Some(layers) = fields.get_layers() {
+        at = field(bytes, at, b" layer_begin=", layers.start.into())?;
+        at = field(bytes, at, b" layer_end=", layers.end.into())?;
+    }
+    if let Some(device) = fields.get_device() {
+        at = field(bytes, at, b" device=", device.into())?;
+    }
+    Some(at)
+}
+
+/// Bytes of the longest field with a short number; that of the mode is the longest.
+const FIELD_MAX: usize = MODE_MAX;
+
+/// The place for a field at `at`, if it fits whatever its length.
+#[inline]
+fn widest(bytes: &mut Bytes, at: usize) -> Option<&mut [u8; FIELD_MAX]> {
+    if at > TEXT_MAX - FIELD_MAX {
+        return None;
+    }
+    bytes.get_mut(at..)?.first_chunk_mut()
+}
+
+/// A scope of 8 to 32 bytes, as those of the vocabulary are, and none of them NUL: by its two halves, which overlap.
+#[inline]
+fn short_scope(bytes: &mut Bytes, name: &[u8]) -> Option<usize> {
+    #[inline]
+    fn halves<const N: usize>(bytes: &mut Bytes, name: &[u8]) -> Option<()> {
+        let (first, last) = (name.first_chunk::<N>()?, name.last_chunk::<N>()?);
+        if has_nul(first) || has_nul(last) {
+            return None;
+        }
+        *bytes.first_chunk_mut()? = *first;
+        *bytes.get_mut(name.len() - N..)?.first_chunk_mut()? = *last;
+        Some(())
+    }
+    match name.len() {
+        8..=16 => halves::<8>(bytes, name)?,
+        17..=32 => halves::<16>(bytes, name)?,
+        _ => return None,
+    }
+    Some(name.len())
+}
+
+/// A name and a number of at most six digits: where they end.
+#[inline]
+fn field<const N: usize>(bytes: &mut Bytes, at: usize, name: &[u8; N], value: u64) -> Option<usize> {
+    const { assert!(N + size_of::<u64>() <= FIELD_MAX) };
+    let place = widest(bytes, at)?;
+    let (digits, len) = if value < 10 { (u64::from(b'0') + value, 1) } else { short_number(value)? };
+    *place.first_chunk_mut()? = *name;
+    *place[N..].first_chunk_mut()? = digits.to_le_bytes();
+    Some(at + N + len)
+}
+
+/// The digits of a number below a million, the first one lowest and NUL behind them, and how many there are.
+#[inline]
+fn short_number(value: u64) -> Option<(u64, usize)> {
+    let value = u32::try_from(value).ok().filter(|value| *value < 1_000_000)?;
+    // Two divisions at the same time, where digit by digit would be six, one after the other.
+    let (high, middle, low) = (value / 10_000, value / 100 % 100, value % 100);
+    let skip = usize::from(value < 100_000)
+        + usize::from(value < 10_000)
+        + usize::from(value < 1000)
+        + usize::from(value < 100)
+        + usize::from(value < 10);
+    let ([a, b], [c, d], [e, f]) = (*pair(high), *pair(middle), *pair(low));
+    // As one number, so that leading zeros go by one shift.
+    Some((u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) >> (8 * skip), 6 - skip))
+}
 
 /// The two digits of a number below 100.
 #[inline]
@@ -290,27 +226,87 @@ fn pair(value: u32) -> &'static [u8; 2] {
     &PAIRS[value as usize % PAIRS.len()]
 }
 
+/// Writes any text, as much of it as fits, and answers its length. What was begun at once may be there: it is how the
+/// same text begins, and NUL behind.
 #[cold]
-fn very_long_number(digits: &mut [u8; MOST_DIGITS], mut value: u64) -> usize {
-    let len = value.ilog10() as usize + 1;
-    for digit in digits[..len].iter_mut().rev() {
-        *digit = b'0' + (value % 10) as u8;
-        value /= 10;
+#[inline(never)]
+fn piece_by_piece(bytes: &mut Bytes, fields: &Fields) -> usize {
+    let mut text = Text { bytes, len: 0, full: false };
+    text.sanitised(fields.scope().name());
+    if let Some(mode) = fields.get_mode() {
+        text.append(" mode=");
+        text.append(mode.name());
     }
-    len
+    if let Some(tokens) = fields.get_tokens() {
+        text.number(" tokens=", tokens);
+    }
+    if let Some(layers) = fields.get_layers() {
+        text.number(" layer_begin=", layers.start.into());
+        text.number(" layer_end=", layers.end.into());
+    }
+    if let Some(device) = fields.get_device() {
+        text.number(" device=", device.into());
+    }
+    text.len
 }
 
-/// Whether there is a NUL, eight bytes at a time.
+/// A text under construction, of any length.
+struct Text<'b> {
+    bytes: &'b mut Bytes,
+    len: usize,
+    /// Something was cut: what follows would read as if it stood where the cut text stood.
+    full: bool,
+}
+
+impl Text<'_> {
+    /// Appends text from elsewhere.
+    fn sanitised(&mut self, text: &str) {
+        let from = self.len;
+        self.append(text);
+        for byte in &mut self.bytes[from..self.len] {
+            if *byte == 0 {
+                *byte = b'?';
+            }
+        }
+    }
+
+    /// Appends as much as fits of whole characters, and nothing after it if that is not all.
+    fn append(&mut self, text: &str) {
+        let room = if self.full { 0 } else { TEXT_MAX - self.len };
+        let fits = text.floor_char_boundary(room);
+        self.full |= fits < text.len();
+        self.bytes[self.len..self.len + fits].copy_from_slice(&text.as_bytes()[..fits]);
+        self.len += fits;
+    }
+
+    fn number(&mut self, name: &str, mut value: u64) {
+        self.append(name);
+        let mut digits = [0; MOST_DIGITS];
+        let mut first = MOST_DIGITS;
+        loop {
+            first -= 1;
+            digits[first] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                break;
+            }
+        }
+        self.append(str::from_utf8(&digits[first..]).unwrap_or_default());
+    }
+}
+
+/// Digits of the largest number.
+const MOST_DIGITS: usize = u64::MAX.ilog10() as usize + 1;
+
+/// Whether there is a NUL among bytes that are some whole words.
 #[inline]
-fn has_nul(text: &[u8]) -> bool {
+fn has_nul<const N: usize>(text: &[u8; N]) -> bool {
+    const { assert!(N.is_multiple_of(8)) };
     let zero = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
         word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080 != 0
     };
-    match text.last_chunk() {
-        Some(last) => zero(last) || text.as_chunks::<8>().0.iter().any(zero),
-        None => text.contains(&0),
-    }
+    text.as_chunks::<8>().0.iter().any(zero)
 }
 
 #[cfg(test)]
@@ -343,8 +339,10 @@ mod tests {
         for number in
             powers.flat_map(|power| [power - 1, power, power + 1, 9 * (power / 10), u64::MAX / power])
         {
-            let label = Label::new(Fields::from("n").tokens(number));
-            assert_eq!(label.as_str(), format!("n tokens={number}"));
+            for scope in ["n", "numbers of every length"] {
+                let label = Label::new(Fields::from(scope).tokens(number));
+                assert_eq!(label.as_str(), format!("{scope} tokens={number}"));
+            }
         }
     }
 
@@ -374,6 +372,33 @@ mod tests {
             } else {
                 prop_assert!(label.as_bytes().len() > 255 - 4);
             }
+        }
+
+        #[test]
+        fn what_is_written_at_once_is_what_is_written_piece_by_piece(
+            from in 0..40_usize, len in 0..40_usize, wire in 0..9_i32, tokens in 0..1_100_000_u64,
+            begin in 0..200_u32, end in 0..1_100_000_u32, device in 0..12_u32, present in 0..16_u8,
+        ) {
+            // With a NUL in some of them, and characters of two bytes.
+            const TEXT: &str = "ds4.some_scope of any length \u{e9}\u{e9} up to 32 bytes\0, and longer ones than that";
+            let from = TEXT.floor_char_boundary(from);
+            let mut fields = Fields::from(&TEXT[from..TEXT.floor_char_boundary(from + len)]);
+            if present & 1 != 0 { fields = fields.mode(Phase::from_wire(wire).unwrap()); }
+            if present & 2 != 0 { fields = fields.tokens(tokens); }
+            if present & 4 != 0 { fields = fields.layers(begin..end); }
+            if present & 8 != 0 { fields = fields.device(device); }
+            let (mut once, mut pieces) = ([0; TEXT_MAX + 1], [0; TEXT_MAX + 1]);
+            let pieces_len = piece_by_piece(&mut pieces, &fields);
+            if let Some(len) = at_once(&mut once, &fields) {
+                prop_assert_eq!(len, pieces_len);
+            } else {
+                let name = fields.scope().name();
+                let long = [tokens, end.into()].iter().any(|number| *number > 999_999);
+                prop_assert!(long || !(8..=32).contains(&name.len()) || name.contains('\0'), "{fields:?}");
+                // What it left there must not be seen.
+                prop_assert_eq!(piece_by_piece(&mut once, &fields), pieces_len);
+            }
+            prop_assert_eq!(&once[..], &pieces[..]);
         }
 
         #[test]

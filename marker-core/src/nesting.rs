@@ -9,7 +9,7 @@ use core::cell::Cell;
 use crate::Token;
 
 /// Open ranges whose identity is kept. Deeper ones are only counted.
-const TRACKED: usize = 64;
+const TRACKED: usize = 62;
 
 /// The open push/pop ranges of one thread in one backend.
 ///
@@ -20,16 +20,34 @@ const TRACKED: usize = 64;
 /// Put it in a `thread_local!` with `const { Nesting::new() }`: it needs no destructor, so it can be used
 /// during thread and process teardown.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Nesting {
     depth: Cell<u32>,
-    serial: Cell<u16>,
-    open: [Cell<u16>; TRACKED],
+    /// The token of the range at each level, or of the last one that was there.
+    levels: [Cell<u16>; TRACKED],
 }
+
+/// A token is six bits of level, from 1, and above them ten that count the pushes at that level. So it is never zero, and
+/// a level's next token is an addition away.
+const LEVEL_BITS: u32 = 6;
+const NEXT: u16 = 1 << LEVEL_BITS;
+const LEVEL: u16 = NEXT - 1;
+/// The level of all that are only counted.
+const UNTRACKED: Token = Token::new(LEVEL);
+
+const _: () =
+    assert!(TRACKED + 1 == LEVEL as usize, "a level for each that is tracked, and one for the others");
 
 impl Nesting {
     /// Nothing is open.
     pub const fn new() -> Self {
-        Nesting { depth: Cell::new(0), serial: Cell::new(0), open: [const { Cell::new(0) }; TRACKED] }
+        let mut levels = [const { Cell::new(0) }; TRACKED];
+        let mut at = 0;
+        while at < TRACKED {
+            levels[at] = Cell::new(at as u16 + 1);
+            at += 1;
+        }
+        Nesting { depth: Cell::new(0), levels }
     }
 
     /// How many ranges are open.
@@ -42,66 +60,49 @@ impl Nesting {
     #[inline]
     pub fn push(&self) -> Token {
         let depth = self.depth.get();
-        // The serial wraps and skips zero, which would read as "not taken".
-        let serial = match self.serial.get() {
-            SERIAL => 1,
-            last => last + 1,
-        };
         self.depth.set(depth + 1);
-        self.serial.set(serial);
-        let at = match self.open.get(depth as usize) {
-            Some(open) => {
-                open.set(serial);
-                depth as u16
+        match self.levels.get(depth as usize) {
+            Some(level) => {
+                level.set(level.get().wrapping_add(NEXT));
+                Token::new(level.get())
             }
-            None => TRACKED as u16 - 1,
-        };
-        Token::new(at << SERIAL_BITS | serial)
+            None => UNTRACKED,
+        }
     }
 
     /// How many pops `token` is worth now: none if its range has ended already, more than one if ranges
     /// above it were left open. The caller sends that many.
     #[inline]
     pub fn pop(&self, token: Token) -> u32 {
-        let bits = token.bits();
-        let (at, serial) = ((bits >> SERIAL_BITS) as usize, bits & SERIAL);
-        // The top one, at a depth that is tracked: nearly every pop. No range has the serial 0.
-        if self.depth.get() as usize == at + 1
-            && at < TRACKED - 1
-            && self.open[at].get() == serial
-            && serial != 0
-        {
-            self.depth.set(at as u32);
-            return 1;
+        let top = self.depth.get().wrapping_sub(1);
+        match self.levels.get(top as usize) {
+            // The top one, at a level that is tracked: nearly every pop.
+            Some(level) if level.get() == token.bits() => {
+                self.depth.set(top);
+                1
+            }
+            _ => self.pop_another(token),
         }
-        self.pop_another(token)
     }
 
     #[cold]
     #[inline(never)]
     fn pop_another(&self, token: Token) -> u32 {
-        let bits = token.bits();
-        let (at, serial) = ((bits >> SERIAL_BITS) as u32, bits & SERIAL);
+        let level = u32::from(token.bits() & LEVEL);
         let depth = self.depth.get();
-        if !token.is_taken() || depth <= at {
+        if !token.is_taken() || depth < level {
             return 0;
         }
-        let keep = if at as usize == TRACKED - 1 && depth > TRACKED as u32 {
+        let keep = match self.levels.get(level as usize - 1) {
+            Some(open) if open.get() == token.bits() => level - 1,
+            Some(_) => return 0,
             // Too deep to know which one it is: the top one.
-            depth - 1
-        } else if self.open[at as usize].get() == serial {
-            at
-        } else {
-            return 0;
+            None => depth - 1,
         };
         self.depth.set(keep);
         depth - keep
     }
 }
-
-/// A token is six bits of depth and ten of serial.
-const SERIAL_BITS: u32 = 10;
-const SERIAL: u16 = (1 << SERIAL_BITS) - 1;
 
 impl Default for Nesting {
     fn default() -> Self {
@@ -135,6 +136,20 @@ mod tests {
         let (c, d) = (nesting.push(), nesting.push());
         assert_eq!(nesting.pop(inner), 0, "its range has ended, and d has its place now");
         assert_eq!((nesting.pop(d), nesting.pop(c)), (1, 1));
+    }
+
+    #[test]
+    fn a_token_of_an_earlier_range_at_the_same_level_is_worth_nothing() {
+        let nesting = Nesting::new();
+        let parent = nesting.push();
+        let earlier = nesting.push();
+        assert_eq!(nesting.pop(earlier), 1);
+        for _ in 0..1000 {
+            let now = nesting.push();
+            assert_eq!(nesting.pop(earlier), 0);
+            assert_eq!(nesting.pop(now), 1);
+        }
+        assert_eq!(nesting.pop(parent), 1);
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //!
 //! [`Held`] is both the guard and, when the table of labels is full, the place where the label's text
 //! lives. It works only pinned, and what is pinned cannot be forgotten with its memory gone: that is
-//! the very promise that a profiler which keeps the pointer needs. The one `unsafe` block lets the text be
+//! the very promise that a profiler which keeps the pointer needs. The `unsafe` blocks let the label be
 //! written where it will stay: to write it elsewhere and move it takes as long again.
 
 use core::marker::{PhantomData, PhantomPinned};
+use core::mem::MaybeUninit;
 use core::pin::Pin;
 
-use crate::{Fields, Label, Marker, Markers, Token, intern};
+use crate::{Fields, Label, Marker, Markers, Token, label, table};
 
 /// Opens a range that ends with the enclosing block, on every way out: the block's end, `return`, `?`,
 /// a panic, a cancelled future.
@@ -53,8 +54,8 @@ macro_rules! range {
 #[derive(Debug)]
 pub struct Held<'m> {
     open: Option<Open<'m>>,
-    /// Used only when the table of labels had no room. Never touched while the range is open.
-    label: Option<Label>,
+    /// Written only when the table of labels had no room. Never touched while the range is open.
+    label: MaybeUninit<Label>,
     _pinned: PhantomPinned,
     _not_send: PhantomData<*mut ()>,
 }
@@ -75,31 +76,49 @@ impl<'m> Held<'m> {
     /// Not open yet.
     #[inline]
     pub const fn new() -> Self {
-        Held { open: None, label: None, _pinned: PhantomPinned, _not_send: PhantomData }
+        Held { open: None, label: MaybeUninit::uninit(), _pinned: PhantomPinned, _not_send: PhantomData }
     }
 
     /// Opens the range. It ends when `self` is dropped. Opening it again while it is open does nothing.
     #[inline]
+    #[allow(unsafe_code, reason = "the label's text is written where it is pinned")]
     pub fn open(self: Pin<&mut Self>, markers: Markers<'m>, fields: Fields) {
-        if let Some(marker) = markers.backend() {
-            self.push(marker, &fields);
-        }
-    }
-
-    #[inline]
-    #[allow(unsafe_code, reason = "writes the label's text where it is pinned")]
-    fn push(self: Pin<&mut Self>, marker: &'m dyn Marker, fields: &Fields) {
+        let Some(marker) = markers.backend() else { return };
         // SAFETY: nothing is moved out of what is pinned, here or in `drop`, and `label` does not change while the
         // range is open and a profiler may read it.
         let held = unsafe { self.get_unchecked_mut() };
         if held.open.is_some() {
             return;
         }
-        let label = match intern(fields) {
-            Some(label) => label,
-            None => held.label.insert(Label::empty(*fields)).written(),
+        let label = match table::at_home(&fields) {
+            Ok(label) => label,
+            Err(hash) => away(&mut held.label, fields, hash),
         };
         held.open = Some(Open { marker, token: marker.push(label) });
+    }
+}
+
+/// Apart, so that a range whose label is at home sets up nothing for this.
+#[inline(never)]
+fn away(place: &mut MaybeUninit<Label>, fields: Fields, hash: u64) -> &Label {
+    match table::away(&fields, hash) {
+        Some(label) => label,
+        None => written(place, fields),
+    }
+}
+
+/// Makes a label where it is to stay: to make it elsewhere and move it takes as long again.
+#[inline]
+#[allow(unsafe_code, reason = "each part is written where it stays")]
+fn written(place: &mut MaybeUninit<Label>, fields: Fields) -> &Label {
+    let label = place.as_mut_ptr();
+    // SAFETY: it is only written to, every part, and is a label then. The bytes are valid once they are zero.
+    unsafe {
+        (&raw mut (*label).bytes).write_bytes(0, 1);
+        (&raw mut (*label).len).write(label::written(&mut (*label).bytes, &fields));
+        (&raw mut (*label).slot).write(label::NO_SLOT);
+        (&raw mut (*label).fields).write(Some(fields));
+        place.assume_init_ref()
     }
 }
 

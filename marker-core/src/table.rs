@@ -3,8 +3,9 @@
 //! Fixed in size: a program that puts ever new numbers into its labels fills it and then formats on its
 //! own stack, and nothing grows.
 //!
-//! A label lies in one of the eight places of its bucket. One word a bucket holds a byte of each place's hash, so
-//! that a look-up, also one that finds nothing, reads that word and then compares one label, or none.
+//! A label lies at the place that its hash names, its home, so that a look-up is one comparison; or, where another came
+//! first, at one of the eight places of the same bucket. One word a bucket holds a byte of each place's hash, so that a
+//! look-up away from home, also one that finds nothing, reads that word and then compares one label, or none.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,51 +39,72 @@ const fn zero_bytes(word: u64) -> u64 {
 /// and then the caller formats it for itself.
 #[inline]
 pub fn intern(fields: &Fields) -> Option<&'static Label> {
-    // The hash is computed where the fields are made, since most of them are constants there.
-    find(fields, fields.hash())
+    at_home(fields).map_or_else(|hash| away(fields, hash), Some)
 }
 
-/// Calls nothing on its way to a label that is there or to a bucket that is full, so it saves no register.
-fn find(fields: &Fields, hash: u64) -> Option<&'static Label> {
-    let (bucket, tag) = place(hash);
+/// The label for `fields` if it is at home, else the hash with which to look for it [`away`] from there. To be inlined
+/// where the fields are made, since most of them are constants there.
+#[inline]
+pub(crate) fn at_home(fields: &Fields) -> Result<&'static Label, u64> {
+    let hash = fields.hash();
+    match TABLE[home(hash)].get() {
+        Some(label) if label.is_of(fields) => Ok(label),
+        _ => Err(hash),
+    }
+}
+
+/// Calls nothing on its way to a bucket that is full, so it saves no register for a label that is fresh.
+#[inline(never)]
+pub(crate) fn away(fields: &Fields, hash: u64) -> Option<&'static Label> {
+    let bucket = home(hash) / PLACES;
     // Acquire: a tag is set when its label is there.
     let tags = TAGS[bucket].load(Ordering::Acquire);
-    let candidates = zero_bytes(tags ^ (tag * ONES));
-    if candidates == 0 {
-        if zero_bytes(tags) == 0 {
-            return None;
-        }
-    } else if let Some(label) = TABLE[bucket * PLACES + candidates.trailing_zeros() as usize / 8].get()
-        && label.fields().is_some_and(|kept| kept.is_the_same_as(fields))
-    {
-        return Some(label);
+    let candidates = zero_bytes(tags ^ (tag(hash) * ONES));
+    if candidates != 0 {
+        return candidate(fields, hash, bucket * PLACES + candidates.trailing_zeros() as usize / 8);
     }
-    search(fields, hash)
+    if zero_bytes(tags) == 0 { None } else { search(fields, hash) }
 }
 
-/// The high bits of a product are its best.
+/// The label in a slot whose tag is right. Its scope may be another crate's copy of the same name, which has an address
+/// of its own, so that it was not known at home.
+#[inline(never)]
+fn candidate(fields: &Fields, hash: u64, slot: usize) -> Option<&'static Label> {
+    match TABLE[slot].get() {
+        Some(label) if label.fields() == Some(fields) => Some(label),
+        _ => search(fields, hash),
+    }
+}
+
+/// The place where a label lies if it came there first: the high bits of a product are its best.
 #[inline]
-const fn place(hash: u64) -> (usize, u64) {
-    ((hash >> 58) as usize, (hash >> 50) & 0xff | 1)
+const fn home(hash: u64) -> usize {
+    (hash >> (u64::BITS - TABLE_SLOTS.ilog2())) as usize
 }
 
-/// Looks at every place of the bucket, and takes the first that is free.
+#[inline]
+const fn tag(hash: u64) -> u64 {
+    (hash >> 46) & 0xff | 1
+}
+
+/// Looks at every place of the bucket, the label's home first, and takes the first that is free.
 #[cold]
 #[inline(never)]
 fn search(fields: &Fields, hash: u64) -> Option<&'static Label> {
-    let (bucket, tag) = place(hash);
-    (0..PLACES).find_map(|place| {
-        let slot = bucket * PLACES + place;
+    let home = home(hash);
+    (0..PLACES).find_map(|step| {
+        let place = (home + step) % PLACES;
+        let slot = home / PLACES * PLACES + place;
         // Whoever comes first fills the place; the others see what it holds.
         let label = TABLE[slot].call_once(|| Label::in_slot(*fields, slot));
         (label.fields() == Some(fields)).then(|| {
-            TAGS[bucket].fetch_or(tag << (8 * place), Ordering::Release);
+            TAGS[home / PLACES].fetch_or(tag(hash) << (8 * place), Ordering::Release);
             label
         })
     })
 }
 
-const _: () = assert!(BUCKETS == 1 << 6, "six bits of the hash choose the bucket");
+const _: () = assert!(TABLE_SLOTS.is_power_of_two(), "bits of the hash choose the place");
 
 #[cfg(test)]
 mod tests {
@@ -101,6 +123,9 @@ mod tests {
         let again = intern(&known).unwrap();
         assert!(core::ptr::eq(first, again));
         assert_eq!(again.as_str(), "table.known tokens=3");
+        let copy = std::boxed::Box::leak(std::string::String::from("table.known").into_boxed_str());
+        let elsewhere = intern(&Fields::new(Scope::new(copy)).tokens(3)).unwrap();
+        assert!(core::ptr::eq(first, elsewhere), "the same name at another address");
         assert!(again.slot().unwrap() < TABLE_SLOTS);
     }
 

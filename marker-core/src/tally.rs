@@ -42,6 +42,13 @@ impl Shard {
     pub const fn new() -> Self {
         Shard(Cell::new(usize::MAX))
     }
+
+    /// Whether the thread has a place of its own by now. Counting calls nothing then: whoever asks first and goes another
+    /// way otherwise has no register to save for it.
+    #[inline]
+    pub fn is_own(&self) -> bool {
+        self.0.get() < SHARDS - 1
+    }
 }
 
 impl Default for Shard {
@@ -58,10 +65,9 @@ impl Tally {
 
     #[inline]
     fn add(&self, shard: &Shard, which: usize, n: u64) {
-        let index = shard.0.get();
-        if index < SHARDS - 1 {
+        if shard.is_own() {
             // No other thread writes this one.
-            let counter = &self.shards[index].0[which];
+            let counter = &self.shards[shard.0.get()].0[which];
             counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
         } else {
             self.add_elsewhere(shard, which, n);

@@ -2,23 +2,27 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
+use whole_file::WholeFile;
 
 use crate::model::{Activity, Clock, Kind, Launch, Range, Trace};
 use crate::{Error, Result};
 
-/// Writes `trace` to `file`.
+/// Writes `trace` to `file`, whole or not at all.
 ///
 /// # Errors
 /// [`Error::Write`] with what the system said.
 pub fn write(trace: &Trace, file: &Path) -> Result<()> {
     let failed = |source| Error::Write { file: file.to_owned(), source };
-    let mut out = BufWriter::new(File::create(file).map_err(failed)?);
-    write_to(trace, &mut out).and_then(|()| out.flush()).map_err(failed)
+    WholeFile::write_to(file, |out| {
+        let mut out = BufWriter::new(out);
+        write_to(trace, &mut out)?;
+        out.flush()
+    })
+    .map_err(failed)
 }
 
 /// Writes `trace` to `out`.

@@ -28,7 +28,7 @@ struct Arguments {
     /// A profiler's command line, under which the runs that are on run: "nsys profile -t nvtx".
     #[arg(long, value_name = "COMMAND")]
     under: Option<String>,
-    /// Also count the instructions of one whole run of each kind, by callgrind, with one thread.
+    /// Also count the instructions of one whole run of each kind, by callgrind, with one thread: takes minutes.
     #[arg(long)]
     instructions: bool,
     /// Write every run and what is made of them as JSON.
@@ -67,21 +67,21 @@ fn main() -> ExitCode {
 }
 
 fn run(plan: &Plan, instructions: bool, json: Option<PathBuf>) -> Result<(), perturb::Error> {
-    let report = perturb::measure(plan, &mut |told| eprintln!("perturb: {told}"))?;
-    let counts = if instructions { Some(perturb::count_instructions(plan)?) } else { None };
-    if let Some(file) = json {
-        let text = serde_json::to_string_pretty(&report.json(plan, counts)).unwrap_or_default() + "\n";
-        std::fs::write(&file, text).map_err(|why| perturb::Error::File { file, why })?;
-    }
-    let mut text = table(plan, &report);
+    let tell = &mut |told: &str| eprintln!("perturb: {told}");
+    let report = perturb::measure(plan, tell)?;
+    // Before the count, which takes long.
+    print!("{}", table(plan, &report));
+    let counts = if instructions { Some(perturb::count_instructions(plan, tell)?) } else { None };
     if let Some((off, on)) = counts {
-        let _ = writeln!(
-            text,
+        println!(
             "\nInstructions of one whole run with one thread: {off} off, {on} on: {:+.4} %.",
             100.0 * (on as f64 - off as f64) / off as f64
         );
     }
-    print!("{text}");
+    if let Some(file) = json {
+        let text = serde_json::to_string_pretty(&report.json(plan, counts)).unwrap_or_default() + "\n";
+        std::fs::write(&file, text).map_err(|why| perturb::Error::File { file, why })?;
+    }
     Ok(())
 }
 

@@ -173,18 +173,8 @@ pub(super) struct GenerateArgs {
     /// Go on past end-of-text tokens.
     #[arg(long)]
     pub(super) ignore_eos: bool,
-    /// Marker backends: off, auto, or a list with commas between.
-    #[arg(long, value_name = "LIST")]
-    pub(super) markers: Option<String>,
-    /// How much is marked.
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) detail: DetailArg,
-    /// Record the phases into a Chrome trace that Perfetto opens.
-    #[arg(long, value_name = "FILE.json")]
-    pub(super) record: Option<PathBuf>,
-    /// Write what was counted and timed as JSON.
-    #[arg(long, value_name = "FILE.json")]
-    pub(super) stats: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) witness: WitnessArgs,
     /// Print the completion's token ids as one JSON array in place of its text.
     #[arg(long)]
     pub(super) print_ids: bool,
@@ -206,13 +196,27 @@ impl Default for GenerateArgs {
             prefill: PrefillArg::default(),
             prefill_chunk: None,
             ignore_eos: false,
-            markers: None,
-            detail: DetailArg::default(),
-            record: None,
-            stats: None,
+            witness: WitnessArgs::default(),
             print_ids: false,
         }
     }
+}
+
+/// Who hears of the phases, and what is written of them.
+#[derive(Args, Default)]
+pub(super) struct WitnessArgs {
+    /// Marker backends: off, auto, or a list with commas between.
+    #[arg(long, value_name = "LIST")]
+    pub(super) markers: Option<String>,
+    /// How much is marked.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) detail: DetailArg,
+    /// Record the phases into a Chrome trace that Perfetto opens, at the end.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) record: Option<PathBuf>,
+    /// Write what was counted and timed as JSON, after every generation.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) stats: Option<PathBuf>,
 }
 
 #[cfg(unix)]
@@ -240,18 +244,8 @@ pub(super) struct ShardArgs {
     /// Listen for other hosts, with nothing encrypted and nobody authenticated.
     #[arg(long)]
     pub(super) insecure: bool,
-    /// Marker backends: off, auto, or a list with commas between.
-    #[arg(long, value_name = "LIST")]
-    pub(super) markers: Option<String>,
-    /// How much is marked.
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) detail: DetailArg,
-    /// Record the phases into a Chrome trace that Perfetto opens, when the shard leaves.
-    #[arg(long, value_name = "FILE.json")]
-    pub(super) record: Option<PathBuf>,
-    /// Write what was emitted as JSON, after every generation.
-    #[arg(long, value_name = "FILE.json")]
-    pub(super) stats: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) witness: WitnessArgs,
 }
 
 #[derive(Args)]

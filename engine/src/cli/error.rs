@@ -35,7 +35,7 @@ pub(super) enum CliError {
     NotUtf8 { path: PathBuf, at: usize },
     #[error("{}: it cannot be written: {why}\nnothing was written; choose a file in a folder that exists", .path.display())]
     Unwritable { path: PathBuf, why: io::Error },
-    #[error("--record and --stats name the same file, {}: give each its own", .path.display())]
+    #[error("{} would be written twice, for --record and for --stats or a spawned shard's share of them: give each a name of its own", .path.display())]
     SameFile { path: PathBuf },
     #[error("no model at {}: {why}", .places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" nor "))]
     NoModel { places: Vec<PathBuf>, why: &'static str },

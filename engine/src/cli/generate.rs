@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::args::GenerateArgs;
 use super::error::CliError;
-use super::output::{Completion, OutputFile};
+use super::output::{Completion, Files};
 use super::prompt::Prompt;
 use super::spread::Spread;
 use super::stats::{self, Stats};
@@ -22,15 +22,11 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     // Everything that can be refused without a model is, and then everything that can be without weights.
     let threads = choose::threads(args.models.threads)?;
     let device = choose::device(&args.models.device, threads)?;
-    let record = args.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
-    let markers = Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), record)?;
-    let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
-    let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
-    if let (Some(record), Some(stats)) = (&record_file, &stats_file)
-        && record.replaces(stats)
-    {
-        return Err(CliError::SameFile { path: stats.path().to_owned() });
-    }
+    let record =
+        args.witness.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
+    let markers =
+        Assembly::new(&chosen_markers(args.witness.markers.as_deref())?, args.witness.detail.into(), record)?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     if args.context_shift {
         return Err(CliError::ContextShift);
     }
@@ -56,7 +52,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     };
     let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
-    let spread = Spread { pair: &pair, folder: &target, args, threads, context: positions };
+    let spread = Spread { pair: &pair, folder: &target, args, files: &files, threads, context: positions };
     let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let draft = match (&draft, request.drafting) {
@@ -90,13 +86,13 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     if let Some(bytes) = device.peak_memory() {
         say!("{}: {:.1} MB of its memory at the peak", args.models.device, bytes as f64 / 1e6);
     }
-    if let Some(file) = record_file {
-        file.write(|out| markers.save_record(out))?;
-    }
-    if let Some(file) = stats_file {
-        let stats = Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds);
-        file.write(|mut out| out.write_all(stats.json()?.as_bytes()))?;
-    }
+    // Its children write their files when they leave.
+    let left = engine.close();
+    files.write_record(&markers)?;
+    files.write_stats(|| {
+        Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds).json()
+    })?;
+    left?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -22,6 +22,8 @@ mod prompt;
 mod shard;
 mod spread;
 mod stats;
+#[cfg(unix)]
+mod teller;
 mod verify_model;
 
 use args::{Cli, Command};

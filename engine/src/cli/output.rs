@@ -1,11 +1,16 @@
 //! What leaves the process: text as it comes, and files whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(unix)]
+use std::path::PathBuf;
+
+use whole_file::WholeFile;
 
 use super::error::CliError;
+use crate::markers::Assembly;
 use crate::model::TextStream;
 
 /// Writes to standard output and flushes, so that a reader sees it now.
@@ -71,151 +76,129 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// A file to be written at the end, after it was seen that it can be.
-pub(super) struct OutputFile {
-    path: PathBuf,
-    /// Written in place, and open since it was checked: a pipe or a device has no other file to take its place, and
-    /// who reads a pipe would take a second opening for the end.
-    in_place: Option<File>,
+/// The files that a run is asked for: seen to be writable before the work, written whole or not at all after it.
+pub(super) struct Files {
+    record: Option<WholeFile>,
+    stats: Option<WholeFile>,
 }
 
-impl OutputFile {
-    /// Sees that `path` can be written, and leaves it as it is.
-    pub(super) fn check(path: &Path) -> Result<Self, CliError> {
-        let unwritable = |why| CliError::Unwritable { path: path.to_owned(), why };
-        let file = match fs::metadata(path) {
-            Ok(there) if there.is_dir() => return Err(unwritable(io::ErrorKind::IsADirectory.into())),
-            Ok(there) => {
-                let open = OpenOptions::new().write(true).open(path).map_err(unwritable)?;
-                // A link keeps pointing where it points: what it names is replaced.
-                let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-                OutputFile { path, in_place: (!there.is_file()).then_some(open) }
+/// What a child is told to write, beside its parent's files.
+#[cfg(unix)]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ChildFiles {
+    pub(super) record: Option<PathBuf>,
+    pub(super) stats: Option<PathBuf>,
+}
+
+impl Files {
+    /// Sees that each can be written, and that neither would take the other's place.
+    pub(super) fn check(record: Option<&Path>, stats: Option<&Path>) -> Result<Self, CliError> {
+        let check = |path: &Path| WholeFile::check(path).map_err(|why| unwritable(path, why));
+        let (record, stats) = (record.map(check).transpose()?, stats.map(check).transpose()?);
+        match (&record, &stats) {
+            (Some(record), Some(stats)) if record.replaces(stats) => {
+                Err(CliError::SameFile { path: stats.path().to_owned() })
             }
-            Err(_) if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
-                return Err(unwritable(io::ErrorKind::IsADirectory.into()));
-            }
-            Err(_) => OutputFile { path: path.to_owned(), in_place: None },
-        };
-        if file.in_place.is_none() {
-            let aside = file.aside();
-            OpenOptions::new().write(true).create_new(true).open(&aside).map_err(unwritable)?;
-            let _ = fs::remove_file(&aside);
+            _ => Ok(Files { record, stats }),
         }
-        Ok(file)
     }
 
-    /// Where it will be.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Whether one of the two would take the other's place, by whatever path each was named.
-    pub(super) fn replaces(&self, other: &Self) -> bool {
-        let folder = |path: &Path| {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()
+    /// The files of the child that is shard `index`, of the names that were asked for: seen to be writable, and to take
+    /// no place of this process's own.
+    #[cfg(unix)]
+    pub(super) fn of_shard(&self, index: usize) -> Result<ChildFiles, CliError> {
+        let own = [&self.record, &self.stats];
+        let of_shard = |own_file: &Option<WholeFile>| {
+            let Some(file) = own_file else { return Ok(None) };
+            if file.is_in_place() {
+                // A device or a pipe has no others beside it.
+                return Ok(Some(file.path().to_owned()));
+            }
+            let path = of_shard(file.path(), index);
+            let childs = WholeFile::check(&path).map_err(|why| unwritable(&path, why))?;
+            if own.into_iter().flatten().any(|own| own.replaces(&childs)) {
+                return Err(CliError::SameFile { path });
+            }
+            Ok(Some(path))
         };
-        self.in_place.is_none()
-            && other.in_place.is_none()
-            && self.path.file_name() == other.path.file_name()
-            && folder(&self.path) == folder(&other.path)
+        Ok(ChildFiles { record: of_shard(&self.record)?, stats: of_shard(&self.stats)? })
     }
 
-    /// Lets `write` write the file and puts it in its place when that succeeded.
-    pub(super) fn write(&self, write: impl FnOnce(File) -> io::Result<()>) -> Result<(), CliError> {
-        let written = if let Some(open) = &self.in_place {
-            open.try_clone().and_then(write)
-        } else {
-            let aside = self.aside();
-            let written = File::create(&aside).and_then(write);
-            written.and_then(|()| fs::rename(&aside, &self.path)).inspect_err(|_| {
-                let _ = fs::remove_file(&aside);
-            })
-        };
-        written.map_err(|why| CliError::Unwritable { path: self.path.clone(), why })
+    /// What the recorder heard, where it is asked for.
+    pub(super) fn write_record(&self, markers: &Assembly) -> Result<(), CliError> {
+        write(self.record.as_ref(), |out| markers.save_record(out))
     }
 
-    /// A file beside it that a rename can put in its place.
-    fn aside(&self) -> PathBuf {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        self.path.with_file_name(format!(".{name}.{}.part", std::process::id()))
+    /// What `json` gives, where statistics are asked for.
+    pub(super) fn write_stats(&self, json: impl FnOnce() -> io::Result<String>) -> Result<(), CliError> {
+        write(self.stats.as_ref(), |mut out| out.write_all(json()?.as_bytes()))
     }
+}
+
+fn write(file: Option<&WholeFile>, write: impl FnOnce(File) -> io::Result<()>) -> Result<(), CliError> {
+    file.map_or(Ok(()), |file| file.write(write).map_err(|why| unwritable(file.path(), why)))
+}
+
+fn unwritable(path: &Path, why: io::Error) -> CliError {
+    CliError::Unwritable { path: path.to_owned(), why }
+}
+
+/// The name that a child's file has beside its parent's: `.shardN` before the extension.
+#[cfg(unix)]
+fn of_shard(file: &Path, index: usize) -> PathBuf {
+    let mut name = file.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".shard{index}"));
+    if let Some(extension) = file.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    file.with_file_name(name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn files(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-
+    #[cfg(unix)]
     #[test]
-    fn a_file_is_there_whole_or_not_at_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("stats.json");
-        let file = OutputFile::check(&path).unwrap();
-        assert!(files(folder.path()).is_empty(), "a check leaves nothing");
-
-        let failed = file.write(|mut out| {
-            out.write_all(b"half")?;
-            Err(io::ErrorKind::StorageFull.into())
-        });
-        assert!(matches!(failed, Err(CliError::Unwritable { .. })));
-        assert!(files(folder.path()).is_empty());
-
-        file.write(|mut out| out.write_all(b"whole")).unwrap();
-        assert_eq!(files(folder.path()), ["stats.json"]);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_told_before_the_work() {
-        let folder = tempfile::tempdir().unwrap();
-        let missing = folder.path().join("missing/stats.json");
-        let new_folder = folder.path().join("new/");
-        for path in [folder.path(), &missing, &new_folder, Path::new("")] {
-            assert!(
-                matches!(OutputFile::check(path), Err(CliError::Unwritable { .. })),
-                "{}",
-                path.display()
-            );
+    fn a_childs_file_has_its_number_before_the_extension() {
+        for (file, child) in [
+            ("a/b.json", "a/b.shard1.json"),
+            ("b", "b.shard1"),
+            ("b.tar.gz", "b.tar.shard1.gz"),
+            (".b", ".b.shard1"),
+        ] {
+            assert_eq!(of_shard(Path::new(file), 1), Path::new(child));
         }
-        assert!(files(folder.path()).is_empty());
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_link_keeps_pointing_where_it_points_and_a_device_is_written_in_place() {
+    fn a_childs_file_takes_no_place_of_its_parents_and_none_beside_a_device() {
         let folder = tempfile::tempdir().unwrap();
-        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
-        fs::write(&real, "old").unwrap();
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        OutputFile::check(&link).unwrap().write(|mut out| out.write_all(b"new")).unwrap();
-        assert_eq!(fs::read_to_string(&real).unwrap(), "new");
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        let (stats, record) = (folder.path().join("k.json"), folder.path().join("k.shard1.json"));
+        let files = Files::check(Some(&record), Some(&stats)).unwrap();
+        assert!(matches!(files.of_shard(1), Err(CliError::SameFile { path }) if path == record));
+        files.of_shard(2).unwrap();
 
-        OutputFile::check(Path::new("/dev/null")).unwrap().write(|mut out| out.write_all(b"gone")).unwrap();
-        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        let null = Path::new("/dev/null");
+        let files = Files::check(None, Some(null)).unwrap();
+        let expected = ChildFiles { record: None, stats: Some(null.to_owned()) };
+        assert_eq!(files.of_shard(1).unwrap(), expected);
     }
 
     #[test]
-    fn two_names_of_one_file_are_told_and_two_files_are_not() {
+    fn a_record_and_statistics_are_two_files() {
         let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("in")).unwrap();
-        let check = |name: &str| OutputFile::check(&folder.path().join(name)).unwrap();
-        let (plain, roundabout) = (check("a.json"), check("in/../a.json"));
-        assert!(plain.replaces(&roundabout) && plain.replaces(&check("./a.json")));
-        assert!(!plain.replaces(&check("b.json")) && !plain.replaces(&check("in/a.json")));
-        #[cfg(unix)]
-        {
-            let null = || OutputFile::check(Path::new("/dev/null")).unwrap();
-            assert!(!null().replaces(&null()), "nothing takes the place of a device");
-        }
+        let (one, other) = (folder.path().join("a.json"), folder.path().join("./a.json"));
+        assert!(matches!(Files::check(Some(&one), Some(&other)), Err(CliError::SameFile { .. })));
+        let missing = folder.path().join("missing/a.json");
+        assert!(matches!(Files::check(None, Some(&missing)), Err(CliError::Unwritable { .. })));
+
+        let files = Files::check(None, Some(&one)).unwrap();
+        files.write_stats(|| Ok("{}".into())).unwrap();
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), "{}");
+        let failed = files.write_stats(|| Err(io::ErrorKind::StorageFull.into()));
+        assert!(matches!(failed, Err(CliError::Unwritable { .. })));
     }
 }

@@ -1,6 +1,5 @@
 //! `phasemark shard`: some of a target's layers, for a `generate` in another process.
 
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -8,8 +7,9 @@ use std::process::ExitCode;
 use super::args::ShardArgs;
 use super::error::CliError;
 use super::generate::chosen_markers;
-use super::output::OutputFile;
+use super::output::Files;
 use super::stats::ShardStats;
+use super::teller::Teller;
 use super::{choose, say};
 use crate::device::Part;
 use crate::markers::Assembly;
@@ -18,26 +18,26 @@ use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, read_range};
 
 /// Serves until it is asked to leave, and then returns: profilers lose everything when a process is killed.
 pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
-    // From here on a signal is a wish, also while weights are read.
+    // From here on a signal is a wish; while weights are read it waits for them.
     let stop = Stop::on_signals().map_err(CliError::Serving)?;
     let threads = choose::threads(args.threads)?;
     let device = choose::device(&args.device, threads)?;
-    let markers =
-        Assembly::new(&chosen_markers(args.markers.as_deref())?, args.detail.into(), args.record.is_some())?;
-    let record_file = args.record.as_deref().map(OutputFile::check).transpose()?;
-    let stats_file = args.stats.as_deref().map(OutputFile::check).transpose()?;
-    if let (Some(record), Some(stats)) = (&record_file, &stats_file)
-        && record.path() == stats.path()
-    {
-        return Err(CliError::SameFile { path: stats.path().to_owned() });
-    }
+    let markers = Assembly::new(
+        &chosen_markers(args.witness.markers.as_deref())?,
+        args.witness.detail.into(),
+        args.witness.record.is_some(),
+    )?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     let bad = |why: String| CliError::BadAddress { given: args.listen.clone(), why };
     // A place that cannot be listened at is told before weights are read; who connects early waits.
-    let listener = match args.listen.as_str() {
-        "inherited" => None,
+    let place = match args.listen.as_str() {
+        "inherited" => {
+            let no_socket = |error| bad(format!("the standard input is no socket of a parent ({error})"));
+            Here::Inherited(inherited().map_err(no_socket)?)
+        }
         address => {
             let address: Address = address.parse().map_err(|error| bad(format!("{error}")))?;
-            Some(Listener::bind(&address, args.insecure)?)
+            Here::Listening(Listener::bind(&address, args.insecure)?)
         }
     };
 
@@ -60,18 +60,15 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
     let terms = Terms { fingerprint: checkpoint.fingerprint(), layers: layers.clone(), width: config.hidden };
 
     let mut generations = 0;
-    let mut tell = |line: &str| say!("phasemark shard {}..{}: {line}", layers.start, layers.end);
-    let write_stats = |generations| match &stats_file {
-        None => Ok(()),
-        Some(file) => {
-            let stats = ShardStats::new(&layers, generations, &markers);
-            file.write(|mut out| out.write_all(stats.json()?.as_bytes()))
-        }
-    };
+    let teller = Teller::new(std::io::stderr()).map_err(CliError::Serving)?;
+    let mut tell =
+        |line: &str| teller.tell(format!("phasemark shard {}..{}: {line}", layers.start, layers.end));
+    let write_stats =
+        |generations| files.write_stats(|| ShardStats::new(&layers, generations, &markers).json());
     let mut ended = || {
         generations += 1;
         if let Err(error) = write_stats(generations) {
-            say!("phasemark: {error}");
+            teller.tell(format!("phasemark shard {}..{}: {error}", layers.start, layers.end));
         }
     };
     let mut service = Service {
@@ -82,21 +79,27 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
         ended: &mut ended,
         tell: &mut tell,
     };
-    match &listener {
-        Some(listener) => {
+    let served = match &place {
+        Here::Listening(listener) => {
             say!("listening on {listener}");
             service.listen(listener, &stop)
         }
-        None => inherited().and_then(|stream| service.inherited(stream, &stop)),
-    }
-    .map_err(CliError::Serving)?;
+        Here::Inherited(stream) => stream.try_clone().and_then(|stream| service.inherited(stream, &stop)),
+    };
     drop(service);
 
-    if let Some(file) = &record_file {
-        file.write(|out| markers.save_record(out))?;
-    }
-    write_stats(generations)?;
+    // What failed first is told; what can be written is, all the same.
+    let recorded = files.write_record(&markers);
+    let counted = write_stats(generations);
+    served.map_err(CliError::Serving)?;
+    recorded.and(counted)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where parents come from.
+enum Here {
+    Listening(Listener),
+    Inherited(UnixStream),
 }
 
 /// The socket that this process was started with as its standard input.

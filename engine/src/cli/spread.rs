@@ -5,6 +5,7 @@ use std::path::Path;
 use super::args::GenerateArgs;
 use super::choose;
 use super::error::CliError;
+use super::output::Files;
 use crate::device::{Device, Part, Shard};
 use crate::load::Pair;
 use crate::shard::{Chain, Place, Placed, split};
@@ -15,6 +16,8 @@ pub(super) struct Spread<'a> {
     /// The target's folder: a child of this process reads the same one.
     pub(super) folder: &'a Path,
     pub(super) args: &'a GenerateArgs,
+    /// This process's own: a child's lie beside them.
+    pub(super) files: &'a Files,
     pub(super) threads: usize,
     /// Positions that every cache must hold.
     pub(super) context: usize,
@@ -60,7 +63,7 @@ impl Spread<'_> {
         for (shard, way) in shards.into_iter().zip(ways) {
             match (shard, way) {
                 (Some(shard), _) => chain.push(shard),
-                (None, Some(way)) => chain.push(way.connect(checkpoint)?),
+                (None, Some(way)) => chain.push(way.connect(checkpoint, context)?),
                 (None, None) => {}
             }
         }
@@ -89,23 +92,25 @@ cfg_select! {
             }
 
             impl Way {
-                pub(super) fn connect(self, checkpoint: &Checkpoint) -> Result<Box<dyn Shard>, CliError> {
+                pub(super) fn connect(self, checkpoint: &Checkpoint, context: usize) -> Result<Box<dyn Shard>, CliError> {
                     let terms = Terms {
                         fingerprint: checkpoint.fingerprint(),
                         layers: self.layers,
                         width: checkpoint.config().hidden,
                     };
-                    Ok(Box::new(RemoteShard::connect(self.link, terms, self.limits)?))
+                    let shard = RemoteShard::connect(self.link, terms, self.limits)?;
+                    shard.can_hold(context)?;
+                    Ok(Box::new(shard))
                 }
             }
         }
 
         use std::ffi::OsString;
         use std::ops::Range;
-        use std::path::PathBuf;
 
         use crate::shard::{Limits, Link, ShardError, Spawned};
         use super::args::DetailArg;
+        use super::output::ChildFiles;
 
         impl Spread<'_> {
             /// The way to shard `index` if it is not in this process. A child is started.
@@ -122,11 +127,13 @@ cfg_select! {
                         Link::Listening { address: address.clone(), insecure: self.args.spread.insecure }
                     }
                     Place::Spawn(device) => {
+                        // Told here and once, not by a child and its parent.
+                        crate::device::read(device)?;
                         let named = |why| ShardError { shard: format!("{}..{} at {place}", layers.start, layers.end), why };
                         // What this process is called may have been replaced by a newer build.
                         let program = std::env::current_exe()
                             .map_err(|error| named(crate::shard::Why::CannotStart(error)))?;
-                        let args = self.child(index, layers, device);
+                        let args = self.child(layers, device, self.files.of_shard(index)?);
                         Link::Spawned(Spawned::start(place.to_string(), program, args, &limits).map_err(named)?)
                     }
                 };
@@ -134,8 +141,8 @@ cfg_select! {
             }
 
             /// The command line of a child: this one's markers, detail and threads, and files of its own.
-            fn child(&self, index: usize, layers: &Range<usize>, device: &str) -> Vec<OsString> {
-                let detail = match self.args.detail {
+            fn child(&self, layers: &Range<usize>, device: &str, files: ChildFiles) -> Vec<OsString> {
+                let detail = match self.args.witness.detail {
                     DetailArg::Phases => "phases",
                     DetailArg::Full => "full",
                 };
@@ -147,40 +154,15 @@ cfg_select! {
                 option("--threads", self.threads.to_string().into());
                 option("--context", self.context.to_string().into());
                 option("--detail", detail.into());
-                if let Some(markers) = &self.args.markers {
+                if let Some(markers) = &self.args.witness.markers {
                     option("--markers", markers.into());
                 }
-                for (name, file) in [("--record", &self.args.record), ("--stats", &self.args.stats)] {
+                for (name, file) in [("--record", files.record), ("--stats", files.stats)] {
                     if let Some(file) = file {
-                        option(name, of_shard(file, index).into());
+                        option(name, file.into());
                     }
                 }
                 args
-            }
-        }
-
-        /// The name that a child's file has beside its parent's: `.shardN` before the extension.
-        fn of_shard(file: &Path, index: usize) -> PathBuf {
-            let mut name = file.file_stem().unwrap_or_default().to_owned();
-            name.push(format!(".shard{index}"));
-            if let Some(extension) = file.extension() {
-                name.push(".");
-                name.push(extension);
-            }
-            file.with_file_name(name)
-        }
-
-        #[cfg(test)]
-        mod tests {
-            use super::*;
-
-            #[test]
-            fn a_childs_file_has_its_number_before_the_extension() {
-                for (file, child) in
-                    [("a/b.json", "a/b.shard1.json"), ("b", "b.shard1"), ("b.tar.gz", "b.tar.shard1.gz"), (".b", ".b.shard1")]
-                {
-                    assert_eq!(of_shard(Path::new(file), 1), Path::new(child));
-                }
             }
         }
     }
@@ -194,7 +176,7 @@ cfg_select! {
             pub(super) enum Way {}
 
             impl Way {
-                pub(super) fn connect(self, _: &Checkpoint) -> Result<Box<dyn Shard>, CliError> {
+                pub(super) fn connect(self, _: &Checkpoint, _: usize) -> Result<Box<dyn Shard>, CliError> {
                     match self {}
                 }
             }

@@ -82,6 +82,14 @@ impl Engine {
         self.draft.as_mut()
     }
 
+    /// Lets every shard leave. Shards elsewhere that are dropped without it leave too, and nobody hears how.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of the first one that could not finish its work.
+    pub fn close(self) -> Result<(), DeviceError> {
+        self.target.close()
+    }
+
     /// Generates. `emit` gets every token in order and may stop the request.
     ///
     /// Whatever happens, the engine is then ready for the next request, which starts from empty caches unless it asks

@@ -106,22 +106,31 @@ pub const KINDS: &[&str] = &[
 /// # Errors
 /// [`DeviceError::NoSuchDevice`] says what this build or this machine lacks.
 pub fn open(name: &str, threads: usize) -> Result<Box<dyn Device>, DeviceError> {
+    match read(name)? {
+        #[cfg(feature = "cuda")]
+        ("cuda", ordinal) => cuda::open(ordinal),
+        #[cfg(feature = "hip")]
+        ("hip", ordinal) => hip::open(ordinal),
+        // The one that is left.
+        _ => Ok(Box::new(cpu::Cpu::new(threads))),
+    }
+}
+
+/// The kind and the ordinal in a device's name. Whether this machine has that device is not looked at.
+///
+/// # Errors
+/// [`DeviceError::NoSuchDevice`] when this build has no such kind, or the ordinal is no number.
+pub fn read(name: &str) -> Result<(&str, u32), DeviceError> {
     let unknown = |why: String| Err(DeviceError::NoSuchDevice { name: name.to_owned(), why });
     let (kind, ordinal) = match name.split_once(':') {
         None => (name, Some(0)),
         Some((kind, ordinal)) => (kind, ordinal.parse().ok()),
     };
-    match (kind, ordinal) {
-        ("cpu", Some(0)) => Ok(Box::new(cpu::Cpu::new(threads))),
-        #[cfg(feature = "cuda")]
-        ("cuda", Some(ordinal)) => cuda::open(ordinal),
-        #[cfg(feature = "hip")]
-        ("hip", Some(ordinal)) => hip::open(ordinal),
-        (kind, _) if KINDS.contains(&kind) => {
-            let ordinal = if kind == "cpu" { "there is one cpu" } else { "write a number behind the colon" };
-            unknown(ordinal.to_owned())
-        }
-        _ => unknown(format!("this build has {}", KINDS.join(", "))),
+    match ordinal {
+        _ if !KINDS.contains(&kind) => unknown(format!("this build has {}", KINDS.join(", "))),
+        Some(1..) if kind == "cpu" => unknown("there is one cpu".into()),
+        Some(ordinal) => Ok((kind, ordinal)),
+        None => unknown("write a number behind the colon".into()),
     }
 }
 
@@ -246,6 +255,14 @@ pub trait Shard: Send {
 
     /// A generation is over, finished or not: a shard elsewhere brings its cache and its statistics up to date.
     fn end_generation(&mut self) {}
+
+    /// The shard is needed no more: a child of this process leaves, and has written what it was to write.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shard`] when it could not.
+    fn close(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// The keys and values of one layer as the device holds them, widened to `f32`: `[cached, kv_heads *
     /// head_dim]` each, for tests that compare caches.

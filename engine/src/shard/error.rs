@@ -38,6 +38,16 @@ pub enum Why {
     /// A child could not be started.
     #[error("cannot start a child: {0}")]
     CannotStart(io::Error),
+    /// Its cache is smaller than a request needs.
+    #[error(
+        "its cache holds {has} positions, and {needed} are needed: start it with --context {needed} or more"
+    )]
+    TooSmall {
+        /// Positions that it holds.
+        has: usize,
+        /// Positions that the request needs.
+        needed: usize,
+    },
     /// It is not the shard that this parent needs, or says that this is not its parent.
     #[error("{0}")]
     Mismatch(String),
@@ -50,6 +60,9 @@ pub enum Why {
     /// It closed the connection or died.
     #[error("the connection broke: {0}")]
     Gone(String),
+    /// A child that was needed no more ended badly.
+    #[error("its process ended with {0}: what it was to write may be missing")]
+    Ended(String),
     /// What it sent makes no sense.
     #[error("its answer makes no sense: {0}")]
     BadAnswer(String),

@@ -9,9 +9,9 @@ pub struct Limits {
     pub connect: Duration,
     /// For a spawned shard's part of the handshake, which comes when it has read its weights.
     pub load: Duration,
-    /// For the answer to a request, once it was sent; and for sending it.
+    /// For sending a request and having the whole of its answer.
     pub answer: Duration,
-    /// For a frame that has begun to come, and for the peer to take an answer.
+    /// For a request that has begun to come, and for the peer to take an answer.
     pub frame: Duration,
     /// For a connected parent to ask for something, before others get their turn.
     pub idle: Duration,

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::place::{Address, resolve};
@@ -64,6 +64,14 @@ impl Link {
 
     pub(super) fn is_spawned(&self) -> bool {
         matches!(self, Link::Spawned(_))
+    }
+
+    /// Lets a child leave, and says how it did.
+    pub(super) fn close(&mut self) -> Option<ExitStatus> {
+        match self {
+            Link::Listening { .. } => None,
+            Link::Spawned(child) => child.reap(),
+        }
     }
 
     /// How the process behind a connection that broke ended, where this process can know.
@@ -126,7 +134,7 @@ impl Spawned {
     }
 
     fn restart(&mut self) -> Result<(), Why> {
-        self.reap();
+        let _ = self.reap();
         let (ours, theirs) = UnixStream::pair().map_err(Why::CannotStart)?;
         let child = Command::new(&self.program)
             .args(&self.args)
@@ -154,27 +162,32 @@ impl Spawned {
     fn ended(&mut self) -> Option<String> {
         let child = self.child.as_mut()?;
         let status = wait(child, Duration::from_millis(500))?;
-        Some(format!("its process ended with {status}"))
+        Some(if status.success() {
+            "its process left, as when it is asked to by a signal".into()
+        } else {
+            format!("its process ended with {status}")
+        })
     }
 
-    /// Lets the child leave by itself, for a while, then makes sure.
-    fn reap(&mut self) {
+    /// Lets the child leave by itself, for a while, then makes sure. How it ended, if there was one.
+    fn reap(&mut self) -> Option<ExitStatus> {
         self.ready = None;
-        let Some(mut child) = self.child.take() else { return };
-        if wait(&mut child, self.leave).is_none() {
-            let late = self.leave.as_secs_f64();
-            let _ = writeln!(
-                io::stderr(),
-                "phasemark: shard {self} did not leave within {late} s and is killed; what its profiler held is lost"
-            );
-            let _ = child.kill();
-            let _ = child.wait();
+        let mut child = self.child.take()?;
+        if let Some(status) = wait(&mut child, self.leave) {
+            return Some(status);
         }
+        let late = self.leave.as_secs_f64();
+        let _ = writeln!(
+            io::stderr(),
+            "phasemark: shard {self} did not leave within {late} s and is killed; what its profiler held is lost"
+        );
+        let _ = child.kill();
+        child.wait().ok()
     }
 }
 
 /// The status of a child that ended within `limit`.
-fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
+fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let until = Instant::now() + limit;
     let mut pause = Duration::from_millis(1);
     loop {
@@ -204,6 +217,6 @@ impl fmt::Display for Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        self.reap();
+        let _ = self.reap();
     }
 }

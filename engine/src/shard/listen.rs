@@ -7,11 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::link::connect_unix;
 use super::place::{Address, resolve};
 use super::wire::stream::Stream;
 use super::{ShardError, Why};
+
+/// Parents that may wait to be accepted or turned away.
+const QUEUE: i32 = 128;
+/// How long another shard's look at a socket is waited for.
+const LOCK: Duration = Duration::from_secs(1);
 
 /// A place to be connected to.
 #[derive(Debug)]
@@ -85,22 +91,54 @@ impl Drop for Listener {
 }
 
 fn bind_unix(path: &Path) -> Result<Kind, Why> {
+    let _alone = alone(path);
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_socket() {
             return Err(Why::NotASocket(path.display().to_string()));
         }
-        match connect_unix(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+        match connect_unix(path).map_err(|error| (error.kind(), error)) {
+            Err((io::ErrorKind::ConnectionRefused, _)) => {
                 std::fs::remove_file(path).map_err(Why::CannotListen)?;
             }
-            // It answers, or its queue is full, or it is somebody else's.
-            _ => return Err(Why::Taken),
+            // It answers, or its queue is full.
+            Ok(_) | Err((io::ErrorKind::WouldBlock, _)) => return Err(Why::Taken),
+            // Somebody else's, say.
+            Err((_, error)) => return Err(Why::CannotListen(error)),
         }
     }
-    let listener = UnixListener::bind(path).map_err(Why::CannotListen)?;
-    listener.set_nonblocking(true).map_err(Why::CannotListen)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(Why::CannotListen)?;
+    let listener = bind_for_its_owner(path).map_err(Why::CannotListen)?;
     Ok(Kind::Unix { listener, path: path.into(), own: identity(path) })
+}
+
+/// A socket that listens and that nobody but its owner may ever connect to.
+fn bind_for_its_owner(path: &Path) -> io::Result<UnixListener> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let owner = std::fs::Permissions::from_mode(0o600);
+    let socket = std::fs::File::from(socket(AddressFamily::UNIX, SocketType::STREAM, None)?);
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    // On Linux the file gets the mode of the socket that makes it. Elsewhere a socket has none, and it comes a moment later.
+    let _ = socket.set_permissions(owner.clone());
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    std::fs::set_permissions(path, owner)?;
+    listen(&socket, QUEUE)?;
+    let listener = UnixListener::from(std::os::fd::OwnedFd::from(socket));
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// While this is held, no other shard sees whether the socket at `path` is stale: of two that do at once, one would
+/// replace the live socket of the other. A folder that cannot be locked is gone without.
+fn alone(path: &Path) -> Option<std::fs::File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = std::fs::File::open(folder).ok()?;
+    let until = Instant::now() + LOCK;
+    while let Err(std::fs::TryLockError::WouldBlock) = folder.try_lock() {
+        if Instant::now() >= until {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(folder)
 }
 
 fn bind_tcp(at: &str, insecure: bool) -> Result<Kind, Why> {

@@ -243,6 +243,15 @@ impl Chain {
     pub fn end_generation(&mut self) {
         self.shards.iter_mut().for_each(|shard| shard.end_generation());
     }
+
+    /// Lets every shard leave.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of the first one that could not finish its work.
+    pub fn close(mut self) -> Result<(), DeviceError> {
+        // The others leave all the same, here or when they are dropped.
+        self.shards.iter_mut().map(|shard| shard.close()).fold(Ok(()), Result::and)
+    }
 }
 
 /// What a leaf around a pass of `rows` rows says.

@@ -74,6 +74,15 @@ impl RemoteShard {
         }
     }
 
+    /// That its cache can hold `needed` positions.
+    ///
+    /// # Errors
+    /// [`Why::TooSmall`].
+    pub fn can_hold(&self, needed: usize) -> Result<(), ShardError> {
+        let has = self.part.context;
+        if has < needed { Err(self.named(Why::TooSmall { has, needed })) } else { Ok(()) }
+    }
+
     fn named(&self, why: Why) -> ShardError {
         let layers = &self.terms.layers;
         ShardError { shard: format!("{}..{} at {}", layers.start, layers.end, self.link), why }
@@ -269,6 +278,18 @@ impl Shard for RemoteShard {
         }
     }
 
+    fn close(&mut self) -> Result<(), DeviceError> {
+        // Named while its process is known.
+        let named = self.named(Why::Stopped);
+        self.connection = None;
+        match self.link.close() {
+            Some(status) if !status.success() => {
+                Err(ShardError { why: Why::Ended(status.to_string()), ..named }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn cache_rows(&mut self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
         Err(DeviceError::BadPass(format!("the cache of layer {layer} is in another process")))
     }
@@ -359,11 +380,11 @@ fn receive(
 fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, Instant), Failed> {
     let mut babbles = false;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if Instant::now() >= until {
             return Err(if babbles { Failed::Babble } else { Fault::TimedOut.into() });
         }
-        let (frame, over) = connection.next(&mut Alone, Some(until), left)?;
+        // However late it begins, and however slowly it comes.
+        let (frame, over) = connection.next(&mut Alone, Some(until), || until)?;
         let error = frame.kind == kind::ERROR;
         if error && frame.id == 0 {
             // The shard could not tell which request it was, or took none: it closes.

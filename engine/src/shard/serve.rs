@@ -24,6 +24,8 @@ use crate::device::{Answer, Input, Pass, Shard, Want};
 
 /// How long a connection that is given up is kept for its last word to arrive.
 const LINGER: Duration = Duration::from_millis(200);
+/// How long a listener that cannot accept is left alone: descriptors may be free again then.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A shard that is served to parents elsewhere.
 pub struct Service<'a> {
@@ -63,7 +65,7 @@ impl Service<'_> {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     (self.tell)(&format!("cannot accept a connection: {error}"));
-                    std::thread::sleep(LINGER);
+                    std::thread::sleep(PAUSE);
                 }
             }
         }
@@ -135,7 +137,7 @@ impl Session<'_, '_, '_> {
         let until = idle.map(|_| Instant::now() + self.service.limits.connect);
         loop {
             let limit = self.service.limits.connect;
-            let (frame, over) = self.connection.next(self.door, until, limit)?;
+            let (frame, over) = self.connection.next(self.door, until, || Instant::now() + limit)?;
             match self.judge_hello(frame, over)? {
                 Ok(()) => return Ok(()),
                 Err(refusal) => {
@@ -192,9 +194,10 @@ impl Session<'_, '_, '_> {
     fn requests(&mut self, idle: Option<Duration>) -> Fault {
         loop {
             let until = idle.map(|idle| Instant::now() + idle);
+            let limit = self.service.limits.frame;
             let served = self
                 .connection
-                .next(self.door, until, self.service.limits.frame)
+                .next(self.door, until, || Instant::now() + limit)
                 .and_then(|(frame, over)| self.request(frame, over));
             if let Err(fault) = served {
                 return fault;
@@ -343,35 +346,52 @@ impl Wait for Door<'_> {
         ready: PollFlags,
         until: Option<Instant>,
     ) -> Result<(), Fault> {
+        let mut listener = self.listener;
         loop {
+            let parent = || PollFd::from_borrowed_fd(socket, ready);
             let mut sockets = [
-                PollFd::from_borrowed_fd(socket, ready),
+                parent(),
                 PollFd::from_borrowed_fd(self.stop, PollFlags::IN),
                 // Without a listener the stop twice.
-                PollFd::from_borrowed_fd(self.listener.map_or(self.stop, AsFd::as_fd), PollFlags::IN),
+                PollFd::from_borrowed_fd(listener.map_or(self.stop, AsFd::as_fd), PollFlags::IN),
             ];
             poll_until(&mut sockets, until)?;
-            let [socket, stop, knock] = sockets.map(|socket| !socket.revents().is_empty());
+            let [parents, stop, knock] = sockets.map(|socket| !socket.revents().is_empty());
             if stop {
                 return Err(Fault::Stopped);
             }
-            // The parent first: if it has just ended, whoever knocks is the next one.
-            if socket {
+            if parents {
                 return Ok(());
             }
-            if knock && let Some(listener) = self.listener {
-                turn_away(listener);
+            // If the parent ended since it was looked at, whoever knocks is the next one.
+            if poll_until(&mut [parent()], Some(Instant::now())).is_ok() {
+                return Ok(());
+            }
+            if knock
+                && let Some(there) = listener
+                && !turn_away(there)
+            {
+                // Whoever knocks waits until the parent has said something: there is no hearing him out now.
+                listener = None;
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err(Fault::TimedOut);
             }
         }
     }
 }
 
-/// Tells one who knocks that somebody else is being served.
-fn turn_away(listener: &Listener) {
-    let Ok(stream) = listener.accept() else { return };
+/// Tells one who knocks that somebody else is being served. False where he cannot be let in to be told, because this
+/// process has no descriptor left.
+fn turn_away(listener: &Listener) -> bool {
+    let stream = match listener.accept() {
+        Ok(stream) => stream,
+        Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+    };
     let refusal = Refusal::new(Code::Busy, "it is serving another parent: try again when that is done");
     // A fresh socket has room for it, so this does not wait; if it had none there would be nobody to tell.
     let _ = refusal.send(0, &mut Connection::new(stream), &mut NoWait, Instant::now());
+    true
 }
 
 /// Waits for nobody.

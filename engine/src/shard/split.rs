@@ -60,7 +60,9 @@ pub enum SplitError {
     #[error("the shards have ranges of layers already: leave out --split, or the ranges")]
     Twice,
     /// Another number of weights than of shards.
-    #[error("--split has {weights} weights for {shards} shards: give one for each")]
+    #[error(
+        "--split has another number of weights ({weights}) than there are shards ({shards}): give one for each"
+    )]
     Count {
         /// Weights.
         weights: usize,
@@ -233,7 +235,11 @@ mod tests {
             (Some("0..9@cpu"), None, "the shards end at layer 9, but the model has 8 layers"),
             (Some("0..4@cpu,cpu"), None, "either every shard has a range of layers or none"),
             (Some("0..8@cpu"), Some("1"), "the shards have ranges of layers already"),
-            (Some("cpu,cpu"), Some("1:2:3"), "--split has 3 weights for 2 shards"),
+            (
+                Some("cpu,cpu"),
+                Some("1:2:3"),
+                "--split has another number of weights (3) than there are shards (2)",
+            ),
             (Some("0-4@cpu"), None, "'0-4' is no range of layers"),
             (Some("0..4"), None, "'0..4' is no range of layers"),
             (Some("0..8@"), None, "'' names nothing"),

@@ -7,11 +7,11 @@
 mod runs;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 
 use serde::Serialize;
+use whole_file::WholeFile;
 
 use crate::check::{Counts, Report, check};
 use crate::diff::{Difference, diff};
@@ -133,10 +133,11 @@ pub fn write(first: &mut Trace, stats: Option<&Counts>, second: Option<Trace>, f
     page.runs = runs;
     // A `<` could end the script element that holds the data.
     let data = serde_json::to_string(&page).map_err(|error| failed(error.into()))?.replace('<', "\\u003c");
-    let mut out = BufWriter::new(File::create(file).map_err(failed)?);
     let (before, after) = TEMPLATE.split_once("/*DATA*/").unwrap_or((TEMPLATE, ""));
-    [before, &data, after].iter().try_for_each(|part| out.write_all(part.as_bytes())).map_err(failed)?;
-    out.flush().map_err(failed)
+    WholeFile::write_to(file, |mut out| {
+        [before, &data, after].iter().try_for_each(|part| out.write_all(part.as_bytes()))
+    })
+    .map_err(failed)
 }
 
 fn run(trace: &Trace, checked: Report) -> Run<'_> {

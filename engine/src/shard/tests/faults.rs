@@ -147,6 +147,23 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
 }
 
 #[test]
+fn of_several_that_replace_one_socket_one_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard");
+    for _ in 0..50 {
+        drop(UnixListener::bind(&path).unwrap());
+        let bind = || Listener::bind(&Address::Unix(path.clone()), false);
+        let bound: Vec<_> = std::thread::scope(|threads| {
+            let all: Vec<_> = (0..4).map(|_| threads.spawn(bind)).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let listeners: Vec<_> = bound.into_iter().filter_map(Result::ok).collect();
+        assert_eq!(listeners.len(), 1, "the others are told that it is taken");
+        std::os::unix::net::UnixStream::connect(&path).expect("and can be reached");
+    }
+}
+
+#[test]
 fn other_hosts_are_refused_on_both_sides() {
     for at in ["0.0.0.0:0", "[::]:0"] {
         let refused = Listener::bind(&Address::Tcp(at.into()), false).unwrap_err().to_string();

@@ -294,6 +294,18 @@ fn an_answer_that_is_wrong_fails_its_request_and_no_other() {
             },
             "no answer within 0.7 s",
         ),
+        (
+            "an answer that begins in time and ends too late",
+            false,
+            |raw, id| {
+                let answer = frame(ANSWER, id, &answer(&[1, 2]));
+                std::thread::sleep(Duration::from_millis(400));
+                raw.send(&answer[..30]);
+                std::thread::sleep(Duration::from_millis(500));
+                std::io::Write::write_all(&mut raw.0, &answer[30..]).is_ok()
+            },
+            "no answer within 0.7 s",
+        ),
     ];
     for (what, same, misdeed, says) in cases {
         let fake = fake(greets, 3, *misdeed);

@@ -88,16 +88,15 @@ impl Connection {
         self.have.is_empty() && self.stream.is_over()
     }
 
-    /// Skips what is left of a frame and reads the next one's head. The frame may take until `until` to
-    /// begin, and `limit` from then on: the second result is the moment by which it must be over.
+    /// Skips what is left of a frame and reads the next one's head. The frame may take until `until` to begin; `limit`
+    /// is asked when it does, and says by when it must be over: the second result.
     pub(in crate::shard) fn next(
         &mut self,
         wait: &mut impl Wait,
         until: Option<Instant>,
-        limit: Duration,
+        limit: impl Fn() -> Instant,
     ) -> Result<(Frame, Instant), Fault> {
-        let mut over =
-            if self.left > 0 || !self.have.is_empty() { Some(Instant::now() + limit) } else { None };
+        let mut over = self.is_inside().then(&limit);
         if let Some(over) = over {
             self.drain(wait, over)?;
         }
@@ -114,15 +113,15 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
-            over.get_or_insert_with(|| Instant::now() + limit);
+            over.get_or_insert_with(&limit);
         }
-        let over = over.unwrap_or_else(|| Instant::now() + limit);
+        let over = over.unwrap_or_else(limit);
         let mut head = Head::new_zeroed();
         self.take_buffered(head.as_mut_bytes());
         if head.magic != MAGIC {
             return Err(Fault::Unframed(format!(
-                "it begins with {:?}",
-                head.magic.escape_ascii().to_string()
+                "it begins with \"{}\"",
+                head.magic.escape_ascii()
             )));
         }
         if head.length.get() > self.cap {
@@ -183,7 +182,6 @@ impl Connection {
         };
         let mut parts = [IoSlice::new(head.as_bytes()), IoSlice::new(fields), IoSlice::new(payload)];
         let mut parts = &mut parts[..];
-        IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match self.stream.send(parts) {
                 Ok(sent) => IoSlice::advance_slices(&mut parts, sent),

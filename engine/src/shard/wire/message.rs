@@ -181,11 +181,11 @@ pub(in crate::shard) fn fields<T: FromBytes + IntoBytes>(
 }
 
 /// A body of another length than its fields say.
-pub(in crate::shard) fn length(left: u64, expected: u64) -> Refusal {
-    let more = if left < expected { "fewer" } else { "more" };
+pub(in crate::shard) fn length(has: u64, expected: u64) -> Refusal {
+    let more = if has < expected { "fewer" } else { "more" };
     Refusal::new(
         Code::Length,
-        format!("the body has {more} bytes than its fields say: {left}, not {expected}"),
+        format!("the body has {more} bytes than its fields say: {has}, not {expected}"),
     )
 }
 
@@ -240,7 +240,8 @@ pub(in crate::shard) fn judge_pass(
     }
     let expected = rows as u64 * width as u64 * 4;
     if connection.left() != expected {
-        return Ok(Err(length(connection.left(), expected)));
+        let fixed = size_of::<PassFrame>() as u64;
+        return Ok(Err(length(fixed + connection.left(), fixed + expected)));
     }
     Ok(Ok(Asked { keep: fields.keep, rows, path, phase }))
 }
@@ -256,7 +257,8 @@ pub(in crate::shard) fn judge_commit(
         Err(refusal) => return Ok(Err(refusal)),
     };
     if connection.left() > 0 {
-        return Ok(Err(length(connection.left(), 0)));
+        let fixed = size_of::<Keep>() as u64;
+        return Ok(Err(length(fixed + connection.left(), fixed)));
     }
     Ok(judge_keep(&keep, SNAPSHOT | END).map(|()| keep))
 }
