@@ -39,8 +39,9 @@ fn run(tests: &str, skipped: &[&str], kernels: Option<&Path>) {
 
 #[test]
 fn every_kernel_and_model_of_the_stand_in_is_near_f64_and_the_cpu() {
-    // Whole texts are compared by engine/tests/hip.
-    run("gpu::tests::", &["speed", "speculative_output"], None);
+    // Whole texts are compared by engine/tests/hip, which also sees to devices that are too small: here one would take
+    // this machine's memory.
+    run("gpu::tests::", &["speed", "speculative_output", "without_room"], None);
 }
 
 /// The kernels' source as a library for this processor, in `folder`.
@@ -76,7 +77,15 @@ fn compiled(folder: &Path) -> PathBuf {
     let library = folder.join("libkernels.so");
     let wave = Path::new(env!("CARGO_MANIFEST_DIR")).join("hip-stand-in/host");
     let done = Command::new("clang++-19")
-        .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wno-ignored-attributes", "-Wno-unknown-attributes"])
+        .args([
+            "-std=c++17",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-Wl,-Bsymbolic",
+            "-Wno-ignored-attributes",
+            "-Wno-unknown-attributes",
+        ])
         .arg("-I")
         .args([&wave, &folder.join("kernels.cpp")])
         .arg("-o")
