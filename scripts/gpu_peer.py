@@ -7,6 +7,7 @@
 
 import json
 import os
+import shutil
 import struct
 import sys
 import time
@@ -132,5 +133,7 @@ def time_torch():
 if __name__ == "__main__":
     if sys.argv[1] == "model":
         write_model(sys.argv[2])
+        for file in sys.argv[3:]:
+            shutil.copy(file, sys.argv[2])
     else:
         time_torch()

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::device::{Answer, DeviceError, Input, Part, Pass, Shard, Want};
+use crate::device::{Answer, DeviceError, Input, MOST_UNSEEN, Part, Pass, Proposed, Shard, Want};
 use crate::model::{Architecture, Config, Rope, Scaling};
 use crate::shard::Chain;
 
@@ -23,6 +23,8 @@ pub(crate) struct Toy {
     model: Model,
     /// Passes until one fails.
     fuse: Option<Arc<AtomicUsize>>,
+    /// Where it keeps proposals to itself, as a GPU does: how many it made.
+    unseen: Option<Arc<AtomicUsize>>,
 }
 
 /// Which toy. Models of different salts disagree.
@@ -51,7 +53,7 @@ impl Model {
 
 impl Toy {
     pub(crate) fn new(model: Model, part: Part, fuse: Option<Arc<AtomicUsize>>) -> Self {
-        Toy { part, cache: Vec::new(), aside: None, model, fuse }
+        Toy { part, cache: Vec::new(), aside: None, model, fuse, unseen: None }
     }
 
     /// Every layer, with embedding and head.
@@ -64,6 +66,18 @@ impl Toy {
         let from = self.cache.len();
         self.cache.extend_from_slice(tokens);
         (from..self.cache.len()).map(|at| self.leaves(at + 1)).collect()
+    }
+
+    /// Whether a fuse blew in what would be so many passes.
+    fn burn(&self, passes: usize) -> Result<(), DeviceError> {
+        if let Some(fuse) = &self.fuse {
+            for _ in 0..passes {
+                if fuse.fetch_sub(1, Relaxed) == 1 {
+                    return Err(DeviceError::BadPass("the fuse blew".into()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What goes on to the next shard: tokens, and from the last layer on what the model says.
@@ -104,11 +118,7 @@ impl Shard for Toy {
                 })
                 .collect(),
         };
-        if let Some(fuse) = &self.fuse
-            && fuse.fetch_sub(1, Relaxed) == 1
-        {
-            return Err(DeviceError::BadPass("the fuse blew".into()));
-        }
+        self.burn(1)?;
         assert!(!rows.is_empty() && self.cache.len() + rows.len() <= self.part.context);
         let from = self.cache.len();
         self.cache.extend_from_slice(&rows);
@@ -139,6 +149,36 @@ impl Shard for Toy {
         let kept = self.cache.get(cache.len()..cache.len() + accepted).ok_or_else(wrong)?;
         cache.extend_from_slice(kept);
         self.cache = cache;
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<&str> {
+        self.unseen.as_ref().map(|_| "toy")
+    }
+
+    fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Proposed, DeviceError> {
+        assert!(!tokens.is_empty() && (1..=MOST_UNSEEN).contains(&count));
+        assert!(self.cache.len() + tokens.len() + count - 1 <= self.part.context);
+        self.burn(count)?;
+        self.unseen.as_ref().map(|unseen| unseen.fetch_add(count, Relaxed));
+        let mut proposed = vec![*self.say(tokens).last().unwrap_or(&0)];
+        while proposed.len() < count {
+            let next = self.say(&proposed[proposed.len() - 1..])[0];
+            proposed.push(next);
+        }
+        Ok(Proposed { count, place: Arc::new(proposed) })
+    }
+
+    fn verify(&mut self, last: u32, proposed: &Proposed, answer: &mut Answer) -> Result<(), DeviceError> {
+        let tokens =
+            proposed.place.downcast_ref::<Vec<u32>>().filter(|tokens| tokens.len() == proposed.count);
+        let tokens = tokens.ok_or_else(|| DeviceError::BadPass("another memory".into()))?;
+        assert!(self.cache.len() + 1 + tokens.len() <= self.part.context);
+        self.burn(1)?;
+        *answer = Answer::default();
+        answer.tokens = self.say(&[&[last], &tokens[..]].concat());
+        let agree = answer.tokens.iter().zip(tokens).take_while(|(said, proposed)| said == proposed).count();
+        answer.tokens.truncate(agree + 1);
         Ok(())
     }
 
@@ -180,4 +220,11 @@ pub(crate) fn chain(model: Model, shards: usize, fuse: Option<&Arc<AtomicUsize>>
     let cut = |shard| shard * LAYERS / shards;
     let shards = (0..shards).map(|shard| toy(model, cut(shard)..cut(shard + 1), fuse.cloned())).collect();
     Chain::new(&config(VOCAB as usize), shards).unwrap()
+}
+
+/// A whole model in one shard that keeps proposals to itself, and counts them in `unseen`.
+pub(crate) fn silent(model: Model, unseen: &Arc<AtomicUsize>, fuse: Option<&Arc<AtomicUsize>>) -> Chain {
+    let mut toy = Toy::whole(model);
+    (toy.unseen, toy.fuse) = (Some(Arc::clone(unseen)), fuse.cloned());
+    Chain::new(&config(VOCAB as usize), vec![Box::new(toy)]).unwrap()
 }

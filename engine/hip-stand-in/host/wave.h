@@ -99,6 +99,13 @@ static unsigned exchange(unsigned address, unsigned value) {
     return got;
 }
 
+// One block runs after the other.
+static unsigned count(unsigned *counter, unsigned more) {
+    unsigned before = *counter;
+    *counter += more;
+    return before;
+}
+
 static float of_bf16(short bits) {
     unsigned wide = (unsigned)(unsigned short)bits << 16;
     float value;
@@ -141,6 +148,7 @@ static Sums wmma(Operand a, Operand b, Sums sums) {
 #define __builtin_amdgcn_wave_barrier() host::meet(host::waves[host::now / host::LANES].meeting)
 #define __builtin_amdgcn_ds_bpermute(address, value) ((int)host::exchange((unsigned)(address), (unsigned)(value)))
 #define __builtin_amdgcn_exp2f(x) __builtin_exp2f(x)
+#define __hip_atomic_fetch_add(counter, more, order, scope) host::count(counter, more)
 #define __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, sums) host::wmma(a, b, sums)
 
 // Runs a kernel, which the source behind this file names in `kernel_of`. Answers 1 for one that it does not name.

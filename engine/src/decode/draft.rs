@@ -5,7 +5,7 @@ use marker_core::{Fields, Markers, Phase, Scope, range};
 use super::accept::{Chooser, Proposal};
 use super::lookup::Lookup;
 use super::pace::Source;
-use crate::device::{DeviceError, Path};
+use crate::device::{DeviceError, MOST_UNSEEN, Path, Proposed};
 use crate::shard::Chain;
 
 /// Rows of a pass while the draft reads what it has not seen yet.
@@ -13,6 +13,14 @@ const CATCH_UP: usize = 256;
 
 /// More unread rows than a round leaves behind: only the prompt is worth the large-matrix path.
 const A_PROMPT: usize = 16;
+
+/// What a round proposes.
+pub(super) enum Block {
+    /// Token ids, and what each was drawn from.
+    Seen(Vec<Proposal>),
+    /// What only the device knows.
+    Unseen(Proposed),
+}
 
 /// What proposes.
 pub(super) enum Drafter<'a> {
@@ -40,21 +48,38 @@ impl Drafter<'_> {
         }
     }
 
-    /// Proposes `count` tokens (at least one) to follow `text`, after [`look`](Self::look) found a source.
+    /// Whether what it proposes need not be seen by the host to be verified by `target`.
+    pub(super) fn shares_memory(&self, target: &Chain) -> bool {
+        match self {
+            Drafter::Model(chain) => target.shares_memory(chain),
+            Drafter::Lookup(_) => false,
+        }
+    }
+
+    /// Proposes `count` tokens to follow `text`, after [`look`](Self::look) found a source; `unseen` by the host where
+    /// it may be, and where one pass for what is new and one for each further token will do.
     pub(super) fn propose(
         &mut self,
         text: &[u32],
         count: usize,
+        unseen: bool,
         chooser: &mut Chooser,
         markers: Markers<'_>,
-        proposed: &mut Vec<Proposal>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Block, DeviceError> {
+        if count == 0 {
+            return Ok(Block::Seen(Vec::new()));
+        }
         range!(markers.at_full_detail(), Fields::new(Scope::DRAFT).tokens(count as u64));
+        let is_behind = self.is_behind(text);
         match self {
-            Drafter::Model(chain) => model(chain, text, count, chooser, proposed),
+            Drafter::Model(chain) if unseen && !is_behind && count <= MOST_UNSEEN => {
+                let unread = &text[chain.cached()..];
+                Ok(Block::Unseen(chain.propose(unread, count)?))
+            }
+            Drafter::Model(chain) => Ok(Block::Seen(model(chain, text, count, chooser)?)),
             Drafter::Lookup(lookup) => {
-                proposed.extend(lookup.follow(text, count).map(|token| Proposal { token, from: None }));
-                Ok(())
+                let tokens = lookup.follow(text, count);
+                Ok(Block::Seen(tokens.map(|token| Proposal { token, from: None }).collect()))
             }
         }
     }
@@ -76,8 +101,8 @@ fn model(
     text: &[u32],
     count: usize,
     chooser: &mut Chooser,
-    proposed: &mut Vec<Proposal>,
-) -> Result<(), DeviceError> {
+) -> Result<Vec<Proposal>, DeviceError> {
+    let mut proposed: Vec<Proposal> = Vec::new();
     let mut history = text.to_vec();
     let mut read = draft.cached();
     while read < text.len() {
@@ -99,5 +124,5 @@ fn model(
         let answer = draft.forward(Markers::OFF, Phase::Unspecified, Path::Decode, &rows, &want)?;
         proposed.push(chooser.draft(answer, 0, &history)?);
     }
-    Ok(())
+    Ok(proposed)
 }

@@ -38,7 +38,7 @@ use crate::Error;
 use crate::device::{DeviceError, Path};
 use crate::shard::Chain;
 
-use accept::{Chooser, Proposal};
+use accept::Chooser;
 use draft::Drafter;
 use lookup::Lookup;
 use pace::{Pace, Took};
@@ -292,8 +292,12 @@ fn speculate(
     range!(markers, target.whole(Scope::SPEC_DECODE, request.verify.phase(), request.max_tokens));
     let adapts = request.verify == Verify::Batched && (request.adapt || request.drafting == Drafting::Lookup);
     let timed = request.adapt && chooser.is_greedy();
+    // Tokens stay on the device, unless somebody asks what passes cost: then each is waited for.
+    let unseen = chooser.is_greedy()
+        && request.verify == Verify::Batched
+        && !request.adapt
+        && drafter.shares_memory(target);
     let mut pace = Pace::new();
-    let mut proposed: Vec<Proposal> = Vec::new();
     while output.finish.is_none() {
         let most = request.draft_tokens.min(output.remaining() - 1);
         let source = drafter.look(&output.text);
@@ -302,19 +306,16 @@ fn speculate(
             Some(_) => most,
             None => 0,
         };
-        proposed.clear();
         let began = Instant::now();
         let reads_prompt = drafter.is_behind(&output.text);
-        if drafted > 0 {
-            drafter.propose(&output.text, drafted, chooser, markers, &mut proposed)?;
-        }
+        let block = drafter.propose(&output.text, drafted, unseen, chooser, markers)?;
         let draft_seconds = began.elapsed().as_secs_f64();
         let before = target.cached();
         if request.verify == Verify::ReferenceExact {
             target.snapshot()?;
         }
         let began = Instant::now();
-        let verified = verify::verify(target, request.verify, &proposed, chooser, markers, output)?;
+        let verified = verify::verify(target, request.verify, &block, chooser, markers, output)?;
         let verify_seconds = began.elapsed().as_secs_f64();
         counts.target_passes += verified.passes;
         counts.rounds.push(Round { drafted, accepted: verified.accepted });

@@ -9,10 +9,17 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Answer, Part, Pass, Shard};
-use crate::toy::{CONTEXT, LAYERS, Model, Toy, VOCAB, chain, config, toy};
+use crate::toy::{CONTEXT, LAYERS, Model, Toy, VOCAB, chain, config, silent, toy};
 
 fn engine(draft: Option<Model>, shards: usize, eos: Vec<u32>) -> Engine {
     Engine::new(chain(Model::Salted(0), shards, None), draft.map(|draft| chain(draft, 1, None)), eos).unwrap()
+}
+
+/// The same as one shard each that share a memory, and how many tokens were proposed unseen by the host.
+fn silent_engine(draft: Model, eos: Vec<u32>, fuse: Option<&Arc<AtomicUsize>>) -> (Engine, Arc<AtomicUsize>) {
+    let unseen = Arc::default();
+    let (target, draft) = (silent(Model::Salted(0), &unseen, fuse), silent(draft, &unseen, fuse));
+    (Engine::new(target, Some(draft), eos).unwrap(), unseen)
 }
 
 fn run(engine: &mut Engine, request: &Request) -> Generation {
@@ -101,6 +108,27 @@ proptest! {
         }
     }
 
+    /// Whether the host sees what is drafted, or the device decides what stands: the same rounds.
+    #[test]
+    fn rounds_that_the_host_does_not_see_are_the_same_rounds(
+        request in any_request(), draft in any_draft(), eos in prop::collection::vec(0..VOCAB, 0..3),
+    ) {
+        // What adapts to the clock has other rounds each time.
+        let request = Request { adapt: false, ..request };
+        let mut seen = engine(Some(draft), 1, eos.clone());
+        let (mut unseen, proposed) = silent_engine(draft, eos, None);
+        let (expected, got) = (run(&mut seen, &request), run(&mut unseen, &request));
+        prop_assert_eq!(&got.tokens, &expected.tokens);
+        prop_assert_eq!(&got.rounds, &expected.rounds);
+        prop_assert_eq!((got.target_passes, got.finish), (expected.target_passes, expected.finish));
+        prop_assert_eq!(caches(&mut unseen), caches(&mut seen));
+        let draft_cache =
+            |engine: &mut Engine| engine.draft_mut().unwrap().shards_mut()[0].cache_rows(0).unwrap().0;
+        prop_assert_eq!(draft_cache(&mut unseen), draft_cache(&mut seen));
+        let all = request.drafting == Drafting::Model && request.verify == Verify::Batched;
+        prop_assert_eq!(proposed.load(Relaxed), if all { got.drafted() } else { 0 });
+    }
+
     /// Case 13: whichever greedy token is made the end of text, the output is the greedy prefix.
     #[test]
     fn every_greedy_token_in_turn_as_the_end_of_text(request in any_request(), draft in any_draft()) {
@@ -145,9 +173,10 @@ proptest! {
     /// Case 18: a request that is cancelled anywhere leaves nothing behind.
     #[test]
     fn after_a_cancelled_request_the_next_is_as_on_a_fresh_engine(
-        cancelled in any_request(), next in any_request(), draft in any_draft(), after in 1..40_usize,
+        cancelled in any_request(), next in any_request(), draft in any_draft(), after in 1..40_usize, unseen: bool,
     ) {
-        let mut used = engine(Some(draft), 3, vec![]);
+        let mut used =
+            if unseen { silent_engine(draft, vec![], None).0 } else { engine(Some(draft), 3, vec![]) };
         let mut seen = 0;
         let generation = used.generate(&cancelled, Markers::OFF, &mut |_| {
             seen += 1;
@@ -160,11 +189,15 @@ proptest! {
     /// Case 18: so does one that fails in any pass of any shard, and no shard is left ahead of the others.
     #[test]
     fn after_a_failed_request_the_next_is_as_on_a_fresh_engine(
-        failing in any_request(), next in any_request(), draft in any_draft(), passes in 1..120_usize,
+        failing in any_request(), next in any_request(), draft in any_draft(), passes in 1..120_usize, unseen: bool,
     ) {
         let fuse = Arc::new(AtomicUsize::new(passes));
-        let target = chain(Model::Salted(0), 3, Some(&fuse));
-        let mut used = Engine::new(target, Some(chain(draft, 1, Some(&fuse))), vec![]).unwrap();
+        let mut used = if unseen {
+            silent_engine(draft, vec![], Some(&fuse)).0
+        } else {
+            let target = chain(Model::Salted(0), 3, Some(&fuse));
+            Engine::new(target, Some(chain(draft, 1, Some(&fuse))), vec![]).unwrap()
+        };
         let failed = used.generate(&failing, Markers::OFF, &mut |_| ControlFlow::Continue(()));
         if failed.is_err() {
             let caches = caches(&mut used);
@@ -341,6 +374,23 @@ fn what_makes_no_sense_is_refused_before_anything_is_computed() {
 }
 
 #[test]
+fn proposals_stay_unseen_only_between_two_whole_models_in_one_memory() {
+    let unseen = Arc::default();
+    let silent = || silent(Model::Salted(0), &unseen, None);
+    let seen = |shards| chain(Model::Salted(0), shards, None);
+    assert!(silent().shares_memory(&silent()));
+    for (target, draft) in [(silent(), seen(1)), (seen(1), silent()), (seen(2), silent()), (seen(1), seen(1))]
+    {
+        assert!(!target.shares_memory(&draft));
+    }
+    // More than a device keeps at once are seen.
+    let (mut engine, proposed) = silent_engine(Model::Salted(0), vec![], None);
+    let request = Request { max_tokens: 40, draft_tokens: 16, ..Request::new(vec![1]) };
+    assert_eq!(run(&mut engine, &request).rounds[0].drafted, 16);
+    assert_eq!(proposed.load(Relaxed), 4, "the last round's");
+}
+
+#[test]
 fn a_draft_with_another_vocabulary_is_refused() {
     let shard = toy(Model::Salted(0), 0..LAYERS, None);
     let draft = Chain::new(&config(12), vec![shard]).unwrap();
@@ -431,6 +481,15 @@ mod ranges {
     }
 
     proptest! {
+        /// The phases are around the same work where the host does not see it.
+        #[test]
+        fn the_ranges_are_the_same_where_the_host_sees_nothing(request in any_request(), draft in any_draft()) {
+            let request = Request { adapt: false, ..request };
+            let (_, expected) = recorded(&mut engine(Some(draft), 1, vec![]), &request, Detail::Full);
+            let (_, lines) = recorded(&mut silent_engine(draft, vec![], None).0, &request, Detail::Full);
+            prop_assert_eq!(lines, expected);
+        }
+
         /// Section 2's table of counts, and markers change nothing.
         #[test]
         fn the_counts_of_the_vocabulary_hold(

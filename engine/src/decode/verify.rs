@@ -5,9 +5,10 @@
 
 use marker_core::{Fields, Markers, Phase, Scope, range};
 
-use super::accept::{Chooser, Proposal};
+use super::accept::Chooser;
+use super::draft::Block;
 use super::{Output, Verify};
-use crate::device::{DeviceError, Path};
+use crate::device::{DeviceError, Path, Proposed};
 use crate::shard::Chain;
 
 /// What verifying a block gave.
@@ -20,15 +21,19 @@ pub(super) struct Verified {
     pub(super) passes: usize,
 }
 
-/// Verifies `proposed`, the tokens drafted behind the last emitted one.
+/// Verifies `block`, the tokens drafted behind the last emitted one.
 pub(super) fn verify(
     target: &mut Chain,
     mode: Verify,
-    proposed: &[Proposal],
+    block: &Block,
     chooser: &mut Chooser,
     markers: Markers<'_>,
     output: &mut Output<'_>,
 ) -> Result<Verified, DeviceError> {
+    let proposed = match block {
+        Block::Seen(proposed) => proposed,
+        Block::Unseen(proposed) => return unseen(target, proposed, markers, output),
+    };
     let mut block = vec![output.last()];
     block.extend(proposed.iter().map(|proposal| proposal.token));
     // Rows of a pass: all, or one by one while they stand.
@@ -52,6 +57,28 @@ pub(super) fn verify(
             if !stands || output.finish.is_some() {
                 return Ok(verified);
             }
+        }
+    }
+    Ok(verified)
+}
+
+/// Verifies what only the device knows. It decides how much of that stands, as above.
+fn unseen(
+    target: &mut Chain,
+    proposed: &Proposed,
+    markers: Markers<'_>,
+    output: &mut Output<'_>,
+) -> Result<Verified, DeviceError> {
+    let answer = target.verify(markers, output.last(), proposed)?;
+    range!(markers.at_full_detail(), Fields::new(Scope::SAMPLE).tokens(1 + proposed.count as u64));
+    let mut verified = Verified { accepted: 0, rejected: false, passes: 1 };
+    for (row, said) in answer.tokens.iter().enumerate() {
+        output.push(*said);
+        let stands = row + 1 < answer.tokens.len();
+        verified.accepted += usize::from(stands);
+        verified.rejected = !stands && row < proposed.count;
+        if output.finish.is_some() {
+            break;
         }
     }
     Ok(verified)

@@ -4,7 +4,9 @@
 //! embedding and the head if it was asked to hold them. The decode loop sees token ids and, between
 //! shards, hidden state; everything else stays on the device.
 
+use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use marker_core::Phase;
 
@@ -212,6 +214,18 @@ pub struct Answer {
     pub logits: Vec<f32>,
 }
 
+/// Proposals a round, at most, of which the host sees nothing: [`Shard::propose`].
+pub const MOST_UNSEEN: usize = 15;
+
+/// Token ids that a draft chose and left in its device's memory. The host has not seen them, nor waited for them.
+#[derive(Clone)]
+pub struct Proposed {
+    /// How many.
+    pub count: usize,
+    /// Where they are; shards of the same [`memory`](Shard::memory) know what it is.
+    pub place: Arc<dyn Any + Send + Sync>,
+}
+
 /// A run of a model's layers on one device, with the KV cache of those layers.
 pub trait Shard: Send {
     /// Which part of the model this is.
@@ -252,6 +266,32 @@ pub trait Shard: Send {
     /// # Errors
     /// [`DeviceError`] when there is no copy, fewer rows were appended, or the device fails.
     fn restore(&mut self, accepted: usize) -> Result<(), DeviceError>;
+
+    /// The name of the memory in which this shard, a whole model, can leave and find proposals that the host does not
+    /// see. `None` where it can neither [`propose`](Self::propose) nor [`verify`](Self::verify).
+    fn memory(&self) -> Option<&str> {
+        None
+    }
+
+    /// Appends `tokens`, and then, one a pass, what the model greedily says behind them, until it has said `count`
+    /// tokens, the last of which is not appended. At least one of both, at most [`MOST_UNSEEN`] said. The host does not
+    /// wait: a failure of the device shows in the next call that does.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the cache then holds what it held before.
+    fn propose(&mut self, _tokens: &[u32], _count: usize) -> Result<Proposed, DeviceError> {
+        Err(DeviceError::BadPass("proposals from a shard that cannot keep them to itself".into()))
+    }
+
+    /// Appends `last` and what was proposed to follow it. `answer.tokens` is what the model greedily says after each
+    /// row, up to and including the first that was not proposed: so the last one alone is new.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the proposals are in another memory or the device fails; the cache then holds what it
+    /// held before.
+    fn verify(&mut self, _last: u32, _proposed: &Proposed, _answer: &mut Answer) -> Result<(), DeviceError> {
+        Err(DeviceError::BadPass("proposals for a shard that cannot find them".into()))
+    }
 
     /// A generation is over, finished or not: a shard elsewhere brings its cache and its statistics up to date.
     fn end_generation(&mut self) {}

@@ -19,8 +19,27 @@
 #define PLANES 3
 // Positions of the cache that one block of attention takes: fixed, so that sums do not depend on lengths.
 #define CHUNK 64
-// Query heads of one key/value head that are taken together.
-#define GROUP 8
+
+// A matrix that is added to the residual stream: a block has all of k, in so many waves of so many tiles, so that no
+// other block's sums are to be waited for.
+#ifndef ADD_K
+#define ADD_K 16
+#endif
+#ifndef ADD_TILES
+#define ADD_TILES 2
+#endif
+#ifndef ADD_UNROLL
+#define ADD_UNROLL 2
+#endif
+#ifndef ADD_BLOCKS
+#define ADD_BLOCKS 1
+#endif
+// Lines of each output that a wave asks for ahead.
+#ifndef ADD_AHEAD
+#define ADD_AHEAD 4
+#endif
+#define ADD_THREADS (ADD_K * 32)
+#define ADD_OUTPUTS (ADD_TILES * 16)
 
 // How every kernel begins, unless it has something to do that depends on no kernel before it.
 DEVICE void begin() {
@@ -67,22 +86,41 @@ DEVICE float block_sum(float value, float *scratch, u32 threads) {
 
 // ---- the residual stream --------------------------------------------------------------------------
 
-// x[row] = the embedding of tokens[row].
+// How rows come in: x[row] = the embedding of tokens[row], or x is there. With a norm also what `Add` leaves, the same
+// bits for the same x. A wave takes ADD_OUTPUTS values.
 struct Embed {
     float *x;          // [rows, width]
     const u32 *tokens; // [rows]
-    const u16 *table;  // [vocab, w_planes, width]
-    u32 width, w_planes;
+    const u16 *table;  // [vocab, w_planes, width], or null: x is there
+    const float *norm; // [width] or null: only x
+    u16 *out;          // planes [PLANES, MAX_ROWS, width]
+    float *squares;    // [MAX_ROWS, square_parts]
+    u32 width, w_planes, square_parts;
 };
 KERNEL THREADS(256, 1) void embed(Embed a) {
     begin();
-    u32 row = block_x();
-    const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.width;
-    for (u32 i = thread_x(); i < a.width; i += 256) {
+    u32 row = block_x(), part = block_y() * 8 + thread_x() / 32;
+    if (part >= a.square_parts) return;
+    float squares = 0;
+#pragma unroll
+    for (u32 n = 0; n < ADD_OUTPUTS; n += 32) {
+        u32 i = part * ADD_OUTPUTS + n + lane();
+        if (i >= a.width) continue;
+        u64 at = (u64)row * a.width + i;
         float value = 0;
-        for (u32 plane = a.w_planes; plane-- > 0;) value += from_bf16(from[plane * a.width + i]);
-        a.x[(u64)row * a.width + i] = value;
+        if (a.table) {
+            const u16 *from = a.table + (u64)a.tokens[row] * a.w_planes * a.width;
+            for (u32 plane = a.w_planes; plane-- > 0;) value += from_bf16(from[plane * a.width + i]);
+            a.x[at] = value;
+        } else {
+            value = a.x[at];
+        }
+        if (a.norm) store_planes(a.out, (u64)MAX_ROWS * a.width, at, value * a.norm[i]);
+        squares += value * value;
     }
+    if (!a.norm) return;
+    squares = wave_sum(squares);
+    if (lane() == 0) a.squares[row * a.square_parts + part] = squares;
 }
 
 // x[row] += the sum over splits of partial[split][row], plus bias; then planes = RMS norm of x[row] times weight.
@@ -160,22 +198,39 @@ KERNEL THREADS(1024, 1) void norm(Norm a) {
 #define FEW_OUTPUTS (FEW_M * FEW_TILES * 16)
 
 struct Few {
-    void *out;          // f32 partial [splits, rows, outputs], or planes [PLANES, MAX_ROWS, out_width] of gated rows
-    const u16 *planes;  // [PLANES, MAX_ROWS, width]
-    const u16 *weights; // [outputs, w_planes, width]; gated: all gates, then all ups
-    const float *bias;  // gated only: [outputs] or null
-    const u8 *ahead;    // weights that are read next: this many bytes of them, a line every so many bytes
+    void *out;            // f32 partial [splits, rows, outputs], or planes [PLANES, MAX_ROWS, out_width] of gated rows
+    const u16 *planes;    // [PLANES, MAX_ROWS, width]
+    const u16 *weights;   // [outputs, w_planes, width]; gated: all gates, then all ups
+    const float *bias;    // gated only: [outputs] or null
+    const float *squares; // of rows that are normed here: [MAX_ROWS, square_parts], or null: see `Add`
+    const u8 *ahead;      // weights that are read next: this many bytes of them, a line every so many bytes
     u32 ahead_bytes, ahead_line;
-    u32 outputs, width, w_planes, rows, splits, out_width;
+    u32 outputs, width, w_planes, rows, splits, out_width, square_parts, hidden;
+    float epsilon;
+};
+
+// A matrix that ends a half of a layer. x += its products with the rows, plus bias; `out` is the new x times the next
+// norm's weight. That norm's scale is a number a row, so whoever multiplies `out` next applies it to the product:
+// `squares` are the sums of x squared over each block's outputs.
+struct Add {
+    float *x;           // [rows, x_width]
+    u16 *out;           // planes [PLANES, MAX_ROWS, x_width]
+    float *squares;     // [MAX_ROWS, outputs / ADD_OUTPUTS]
+    const u16 *planes;  // [PLANES, MAX_ROWS, width]
+    const u16 *weights; // [outputs, w_planes, width]
+    const float *bias;  // [outputs] or null
+    const float *norm;  // [outputs] or null: only x
+    const u8 *ahead;
+    u32 ahead_bytes, ahead_line;
+    u32 outputs, width, w_planes, rows, x_width;
 };
 
 // A matrix is read at the memory's full rate, and between two of them come small kernels that leave it idle. So
 // every block asks for its share of the next matrix as it ends.
-DEVICE void ask_for_next(const Few &a) {
-    u64 blocks = (u64)(a.outputs / FEW_OUTPUTS) * a.splits;
-    u64 block = (u64)block_y() * (a.outputs / FEW_OUTPUTS) + block_x();
-    for (u64 at = (block * FEW_THREADS + thread_x()) * a.ahead_line; at < a.ahead_bytes;
-         at += blocks * FEW_THREADS * a.ahead_line)
+template <class Argument>
+DEVICE void ask_for_next(const Argument &a, u64 block, u64 blocks, u32 threads) {
+    for (u64 at = (block * threads + thread_x()) * a.ahead_line; at < a.ahead_bytes;
+         at += blocks * threads * a.ahead_line)
         ask_ahead(a.ahead + at);
 }
 
@@ -185,38 +240,41 @@ struct Strip {
     u64 stride, half, tile; // between outputs, between a tile's halves, between tiles
 };
 
-DEVICE void load_steps(Weights (*w)[FEW_TILES], const Strip &strip, u32 step, u32 last) {
+template <int UNROLL, int TILES>
+DEVICE void load_steps(Weights (*w)[TILES], const Strip &strip, u32 step, u32 last) {
 #pragma unroll
-    for (int u = 0; u < FEW_UNROLL; ++u)
+    for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
-        for (int t = 0; t < FEW_TILES; ++t) {
+        for (int t = 0; t < TILES; ++t) {
             // Behind the end the last step comes again, so that no load waits for a branch.
             u32 at = min_of(step + u, last - 1);
             w[u][t] = load_weights(strip.weights + t * strip.tile + (u64)at * 32, strip.stride, strip.half);
         }
 }
 
-// Adds to `sums` the products of steps `first..last` of k. COLUMNS tiles of rows, `count` of the rows real.
-template <int COLUMNS>
+// Adds to `sums` the products of steps `first..last` of k. COLUMNS tiles of rows, `count` of the rows real. `meanwhile`
+// is done while the first weights are on their way.
+template <int UNROLL, int TILES, int COLUMNS, class Meanwhile>
 DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *rows, u32 width, u32 count, u32 first,
-                       u32 last) {
+                       u32 last, Meanwhile meanwhile) {
     u64 plane = (u64)MAX_ROWS * width;
     u32 steps = width / 32;
-    Weights next[FEW_UNROLL][FEW_TILES];
+    Weights next[UNROLL][TILES];
     // Weights depend on no kernel; rows do.
     next_may_begin();
-    if (first < last) load_steps(next, strip, first, last);
+    if (first < last) load_steps<UNROLL>(next, strip, first, last);
     previous_done();
-    for (u32 step = first; step < last; step += FEW_UNROLL) {
-        Weights w[FEW_UNROLL][FEW_TILES];
+    meanwhile();
+    for (u32 step = first; step < last; step += UNROLL) {
+        Weights w[UNROLL][TILES];
 #pragma unroll
-        for (int u = 0; u < FEW_UNROLL; ++u)
+        for (int u = 0; u < UNROLL; ++u)
 #pragma unroll
-            for (int t = 0; t < FEW_TILES; ++t) w[u][t] = next[u][t];
-        if (step + FEW_UNROLL < last) load_steps(next, strip, step + FEW_UNROLL, last);
-        Rows x[FEW_UNROLL][COLUMNS][PLANES];
+            for (int t = 0; t < TILES; ++t) w[u][t] = next[u][t];
+        if (step + UNROLL < last) load_steps<UNROLL>(next, strip, step + UNROLL, last);
+        Rows x[UNROLL][COLUMNS][PLANES];
 #pragma unroll
-        for (int u = 0; u < FEW_UNROLL; ++u) {
+        for (int u = 0; u < UNROLL; ++u) {
             u32 at = min_of(step + u, last - 1);
             // The planes of a weight all meet the same rows.
             if (at >= steps) at -= steps;
@@ -232,33 +290,47 @@ DEVICE void accumulate(Sums (*sums)[COLUMNS], const Strip &strip, const u16 *row
         }
         // The matrix units cut what does not fit beside a large sum; a fresh sum for each few steps keeps f32's
         // precision over a long k.
-        Sums part[FEW_TILES][COLUMNS];
+        Sums part[TILES][COLUMNS];
 #pragma unroll
-        for (int t = 0; t < FEW_TILES; ++t)
+        for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
                 for (int i = 0; i < ELEMENTS; ++i) part[t][c][i] = 0;
 #pragma unroll
-        for (int u = 0; u < FEW_UNROLL; ++u) {
+        for (int u = 0; u < UNROLL; ++u) {
             if (step + u >= last) break;
 #pragma unroll
             for (int p = PLANES - 1; p >= 0; --p)
 #pragma unroll
-                for (int t = 0; t < FEW_TILES; ++t)
+                for (int t = 0; t < TILES; ++t)
 #pragma unroll
                     for (int c = 0; c < COLUMNS; ++c) multiply(part[t][c], w[u][t], x[u][c][p]);
         }
 #pragma unroll
-        for (int t = 0; t < FEW_TILES; ++t)
+        for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) sums[t][c] += part[t][c];
     }
 }
 
-// The sums of this block's tiles, complete in the waves that are first along k.
+// What the norm scales each row by: 1 where there is none. For all threads, in shared memory.
+DEVICE const float *row_scales(const Few &a) {
+    SHARED float scales[MAX_ROWS];
+    for (u32 row = thread_x() / 32; row < MAX_ROWS; row += FEW_THREADS / 32) {
+        float sum = 0;
+        if (a.squares && row < a.rows) {
+            for (u32 part = lane(); part < a.square_parts; part += 32) sum += a.squares[row * a.square_parts + part];
+            sum = wave_sum(sum);
+        }
+        if (lane() == 0) scales[row] = a.squares ? rsqrt(sum / (float)a.hidden + a.epsilon) : 1.0f;
+    }
+    return scales;
+}
+
+// The sums of this block's tiles, complete in the waves that are first along k; and what their rows are scaled by.
 template <int COLUMNS>
-DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
+DEVICE const float *tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
     SHARED float scratch[FEW_K - 1][FEW_M][FEW_TILES * COLUMNS * ELEMENTS * 32];
     u32 wave = thread_x() / 32, m = wave % FEW_M, k = wave / FEW_M;
     u32 steps = a.w_planes * a.width / 32, parts = FEW_K * a.splits, part = FEW_K * block_y() + k;
@@ -268,8 +340,11 @@ DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
         for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) sums[t][c][i] = 0;
-    accumulate<COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * part / parts, steps * (part + 1) / parts);
-    ask_for_next(a);
+    const float *scales;
+    accumulate<FEW_UNROLL, FEW_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * part / parts,
+                                   steps * (part + 1) / parts, [&] { scales = row_scales(a); });
+    u32 blocks = a.outputs / FEW_OUTPUTS;
+    ask_for_next(a, (u64)block_y() * blocks + block_x(), (u64)blocks * a.splits, FEW_THREADS);
     if (k > 0) {
 #pragma unroll
         for (int t = 0; t < FEW_TILES; ++t)
@@ -280,7 +355,7 @@ DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
                     scratch[k - 1][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()] = sums[t][c][i];
     }
     barrier();
-    if (k > 0) return;
+    if (k > 0) return scales;
 #pragma unroll
     for (int other = 0; other < FEW_K - 1; ++other)
 #pragma unroll
@@ -290,6 +365,7 @@ DEVICE void tile_sums(const Few &a, const Strip &strip, Sums (*sums)[COLUMNS]) {
 #pragma unroll
                 for (int i = 0; i < ELEMENTS; ++i)
                     sums[t][c][i] += scratch[other][m][((t * COLUMNS + c) * ELEMENTS + i) * 32 + lane()];
+    return scales;
 }
 
 template <int COLUMNS>
@@ -297,7 +373,7 @@ DEVICE void few(const Few &a) {
     Sums sums[FEW_TILES][COLUMNS];
     u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES;
     u64 stride = (u64)a.w_planes * a.width;
-    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 16 * stride, stride, 8 * stride, 16 * stride}, sums);
+    const float *scales = tile_sums<COLUMNS>(a, Strip{a.weights + tile * 16 * stride, stride, 8 * stride, 16 * stride}, sums);
     if (wave >= FEW_M) return;
     float *out = (float *)a.out + (u64)block_y() * a.rows * a.outputs;
 #pragma unroll
@@ -307,7 +383,8 @@ DEVICE void few(const Few &a) {
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) {
                 u32 row = c * TILE_ROWS + tile_n(i);
-                if (row < a.rows) out[(u64)row * a.outputs + (tile + t) * 16 + tile_m(i)] = sums[t][c][i];
+                if (row < a.rows)
+                    out[(u64)row * a.outputs + (tile + t) * 16 + tile_m(i)] = sums[t][c][i] * scales[row];
             }
 }
 
@@ -317,7 +394,7 @@ DEVICE void gated(const Few &a) {
     Sums sums[FEW_TILES][COLUMNS];
     u32 wave = thread_x() / 32, tile = (block_x() * FEW_M + wave % FEW_M) * FEW_TILES, half = a.outputs / 2;
     u64 stride = (u64)a.w_planes * a.width;
-    tile_sums<COLUMNS>(a, Strip{a.weights + tile * 8 * stride, stride, half * stride, 8 * stride}, sums);
+    const float *scales = tile_sums<COLUMNS>(a, Strip{a.weights + tile * 8 * stride, stride, half * stride, 8 * stride}, sums);
     if (wave >= FEW_M) return;
 #pragma unroll
     for (int t = 0; t < FEW_TILES; ++t)
@@ -327,7 +404,7 @@ DEVICE void gated(const Few &a) {
             for (int i = 0; i < ELEMENTS / 2; ++i) {
                 u32 row = c * TILE_ROWS + tile_n(i), column = (tile + t) * 8 + tile_m(i);
                 if (row >= a.rows || column >= a.out_width) continue;
-                float gate = sums[t][c][i], up = sums[t][c][i + ELEMENTS / 2];
+                float gate = sums[t][c][i] * scales[row], up = sums[t][c][i + ELEMENTS / 2] * scales[row];
                 if (a.bias) gate += a.bias[column], up += a.bias[half + column];
                 float value = gate / (1.0f + exp2(gate * -1.44269504f)) * up;
                 store_planes((u16 *)a.out, (u64)MAX_ROWS * a.out_width, (u64)row * a.out_width + column, value);
@@ -340,192 +417,344 @@ KERNEL THREADS(FEW_THREADS, 1) void few_16(Few a) { few<16 / TILE_ROWS>(a); }
 KERNEL THREADS(FEW_THREADS, FEW_BLOCKS) void gated_8(Few a) { gated<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
 KERNEL THREADS(FEW_THREADS, 1) void gated_16(Few a) { gated<16 / TILE_ROWS>(a); }
 
+template <int COLUMNS>
+DEVICE void add(const Add &a) {
+    constexpr u32 VALUES = ADD_TILES * COLUMNS * ELEMENTS * 32;
+    SHARED float scratch[ADD_K][VALUES];
+    SHARED float squares[MAX_ROWS][ADD_OUTPUTS];
+    u32 t = thread_x(), k = t / 32, steps = a.w_planes * a.width / 32;
+    u64 stride = (u64)a.w_planes * a.width;
+    Sums sums[ADD_TILES][COLUMNS];
+#pragma unroll
+    for (int tile = 0; tile < ADD_TILES; ++tile)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) sums[tile][c][i] = 0;
+    Strip strip{a.weights + (u64)block_x() * ADD_OUTPUTS * stride, stride, 8 * stride, 16 * stride};
+    // Where this begins before the kernel before it has ended, as attention does not keep the memory busy: asks for the
+    // first lines of what each wave will read.
+    u32 first = steps * k / ADD_K, last = steps * (k + 1) / ADD_K;
+    for (u32 row = lane(); row < ADD_OUTPUTS; row += 32)
+        for (u32 step = first; step < last && step < first + 2 * ADD_AHEAD; step += 2)
+            ask_ahead(strip.weights + row * stride + (u64)step * 32);
+    accumulate<ADD_UNROLL, ADD_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, first, last,
+                                   [] {});
+    ask_for_next(a, block_x(), a.outputs / ADD_OUTPUTS, ADD_THREADS);
+#pragma unroll
+    for (int tile = 0; tile < ADD_TILES; ++tile)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i)
+                scratch[k][((tile * COLUMNS + c) * ELEMENTS + i) * 32 + lane()] = sums[tile][c][i];
+    barrier();
+    // A sum a thread: of the same place in every wave's tiles, in order.
+    for (u32 at = t; at < VALUES; at += ADD_THREADS) {
+        u32 i = at / 32 % ELEMENTS, c = at / 32 / ELEMENTS % COLUMNS, tile = at / 32 / ELEMENTS / COLUMNS;
+        u32 row = c * TILE_ROWS + tile_n(i), within = tile * 16 + tile_m(i), output = block_x() * ADD_OUTPUTS + within;
+        float value = 0;
+        if (row < a.rows && output < a.x_width) {
+#pragma unroll
+            for (int wave = 0; wave < ADD_K; ++wave) value += scratch[wave][at];
+            u64 to = (u64)row * a.x_width + output;
+            value += a.x[to];
+            if (a.bias) value += a.bias[output];
+            a.x[to] = value;
+            if (a.norm) store_planes(a.out, (u64)MAX_ROWS * a.x_width, to, value * a.norm[output]);
+        }
+        if (row < MAX_ROWS) squares[row][within] = value * value;
+    }
+    barrier();
+    if (!a.norm) return;
+    for (u32 row = k; row < a.rows; row += ADD_K) {
+        float sum = 0;
+        for (u32 i = lane(); i < ADD_OUTPUTS; i += 32) sum += squares[row][i];
+        sum = wave_sum(sum);
+        if (lane() == 0) a.squares[row * (a.outputs / ADD_OUTPUTS) + block_x()] = sum;
+    }
+}
+KERNEL THREADS(ADD_THREADS, ADD_BLOCKS) void add_8(Add a) { add<8 / TILE_ROWS + (TILE_ROWS > 8)>(a); }
+KERNEL THREADS(ADD_THREADS, 1) void add_16(Add a) { add<16 / TILE_ROWS>(a); }
+
 // ---- rotary embedding, and the cache --------------------------------------------------------------
 
-struct Rotate {
-    const float *partial;  // [splits, rows, partial_width]: q heads, k heads, v heads
-    const float *bias;     // [(heads + 2 kv_heads) * head_dim] or null
-    const float *q_norm;   // [head_dim] or null
-    const float *k_norm;   // [head_dim] or null
-    const float *cosines;  // [context, head_dim / 2]
-    const float *sines;    // [context, head_dim / 2]
-    float *q;              // [rows, heads, head_dim], times `scale`
-    float *keys, *values;  // [context, kv_heads, head_dim]
-    const u32 *start;      // position of the first row
+// Sums of queries, keys and values of a pass's rows, and what becomes of them.
+struct Qkv {
+    const float *partial; // [splits, rows, partial_width]: q heads, k heads, v heads
+    const float *bias;    // [(heads + 2 kv_heads) * head_dim] or null
+    const float *q_norm;  // [head_dim] or null
+    const float *k_norm;  // [head_dim] or null
+    const float *cosines; // [context, head_dim / 2]
+    const float *sines;   // [context, head_dim / 2]
+    const u32 *start;     // position of the first row
     u32 heads, kv_heads, head_dim, splits, rows, partial_width;
-    float epsilon, scale;
+    float epsilon, scale; // queries are scaled: by log2(e) / sqrt(head_dim)
+};
+
+// One head of a row, queries first, then keys, then values, by one wave: added up, normed, turned to its position,
+// and written to `to`. At most 256 wide; a lane takes pairs.
+DEVICE void take_head(const Qkv &a, u32 row, u32 head, u32 position, float *to) {
+    constexpr int TIMES = 2, AT_ONCE = 4;
+    u32 half = a.head_dim / 2;
+    bool is_query = head < a.heads, turns = head < a.heads + a.kv_heads;
+    const float *weight = is_query ? a.q_norm : turns ? a.k_norm : 0;
+    const float *from = a.partial + (u64)row * a.partial_width + head * a.head_dim;
+    const float *bias = a.bias ? a.bias + head * a.head_dim : 0;
+    u64 split_stride = (u64)a.rows * a.partial_width;
+    auto pair = [&](const float *at, bool is_there) { return is_there ? *(const f32x2 *)at : f32x2{0, 0}; };
+    f32x2 low[TIMES] = {}, high[TIMES] = {}, c[TIMES], s[TIMES];
+#pragma unroll
+    for (u32 n = 0; n < TIMES; ++n) {
+        u32 i = 2 * (lane() + 32 * n);
+        u64 angle = (u64)position * half + i;
+        c[n] = turns ? pair(a.cosines + angle, i < half) : f32x2{1, 1};
+        s[n] = pair(a.sines + angle, turns && i < half);
+    }
+    // Some splits at once, so that their loads overlap.
+    for (u32 base = 0; base < a.splits; base += AT_ONCE) {
+        f32x2 lows[TIMES][AT_ONCE], highs[TIMES][AT_ONCE];
+#pragma unroll
+        for (u32 n = 0; n < TIMES; ++n)
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) {
+                u32 i = 2 * (lane() + 32 * n);
+                bool is_there = i < half && base + j < a.splits;
+                lows[n][j] = pair(from + (base + j) * split_stride + i, is_there);
+                highs[n][j] = pair(from + (base + j) * split_stride + i + half, is_there);
+            }
+#pragma unroll
+        for (u32 n = 0; n < TIMES; ++n)
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) low[n] += lows[n][j], high[n] += highs[n][j];
+    }
+    float squares = 0, scale = 1;
+#pragma unroll
+    for (u32 n = 0; n < TIMES; ++n) {
+        u32 i = 2 * (lane() + 32 * n);
+        if (bias) low[n] += pair(bias + i, i < half), high[n] += pair(bias + i + half, i < half);
+        squares += low[n].x * low[n].x + low[n].y * low[n].y + high[n].x * high[n].x + high[n].y * high[n].y;
+    }
+    if (weight) scale = rsqrt(wave_sum(squares) / (float)a.head_dim + a.epsilon);
+#pragma unroll
+    for (u32 n = 0; n < TIMES; ++n) {
+        u32 i = 2 * (lane() + 32 * n);
+        if (i >= half) break;
+        f32x2 first = low[n], second = high[n];
+        if (weight) first *= scale * pair(weight + i, true), second *= scale * pair(weight + i + half, true);
+        f32x2 turned = first * c[n] - second * s[n];
+        second = second * c[n] + first * s[n];
+        if (is_query) turned *= a.scale, second *= a.scale;
+        *(f32x2 *)(to + i) = turned;
+        *(f32x2 *)(to + i + half) = second;
+    }
+}
+
+struct Rotate {
+    Qkv qkv;
+    float *q;             // [rows, heads, head_dim]
+    float *keys, *values; // [context, kv_heads, head_dim]
 };
 KERNEL THREADS(128, 1) void rotate(Rotate a) {
     begin();
-    SHARED float scratch[4];
-    u32 row = block_x(), head = block_y(), half = a.head_dim / 2, i = thread_x();
-    u32 position = *a.start + row;
-    bool is_query = head < a.heads, is_key = !is_query && head < a.heads + a.kv_heads;
-    float low = 0, high = 0;
-    if (i < half) {
-        const float *at = a.partial + (u64)row * a.partial_width + head * a.head_dim + i;
-        u64 split_stride = (u64)a.rows * a.partial_width;
-#pragma unroll 8
-        for (u32 split = 0; split < a.splits; ++split) {
-            low += at[split * split_stride];
-            high += at[split * split_stride + half];
-        }
-        if (a.bias) low += a.bias[head * a.head_dim + i], high += a.bias[head * a.head_dim + i + half];
-    }
-    const float *weight = is_query ? a.q_norm : is_key ? a.k_norm : 0;
-    if (weight) {
-        float scale = rsqrt(block_sum(low * low + high * high, scratch, 128) / (float)a.head_dim + a.epsilon);
-        if (i < half) low *= scale * weight[i], high *= scale * weight[i + half];
-    }
-    if (i >= half) return;
-    if (is_query || is_key) {
-        float c = a.cosines[(u64)position * half + i], s = a.sines[(u64)position * half + i];
-        float turned = low * c - high * s;
-        high = high * c + low * s;
-        low = turned;
-    }
+    u32 row = block_x(), head = block_y() * 4 + thread_x() / 32, position = *a.qkv.start + row;
+    if (head >= a.qkv.heads + 2 * a.qkv.kv_heads) return;
     float *to;
-    if (is_query) {
-        to = a.q + ((u64)row * a.heads + head) * a.head_dim;
-        low *= a.scale, high *= a.scale;
+    if (head < a.qkv.heads) {
+        to = a.q + ((u64)row * a.qkv.heads + head) * a.qkv.head_dim;
     } else {
-        u32 kv = (head - a.heads) % a.kv_heads;
-        to = (is_key ? a.keys : a.values) + ((u64)position * a.kv_heads + kv) * a.head_dim;
+        u32 kv = (head - a.qkv.heads) % a.qkv.kv_heads;
+        to = head < a.qkv.heads + a.qkv.kv_heads ? a.keys : a.values;
+        to += ((u64)position * a.qkv.kv_heads + kv) * a.qkv.head_dim;
     }
-    to[i] = low;
-    to[i + half] = high;
+    take_head(a.qkv, row, head, position, to);
 }
 
 // ---- attention of few rows over the cache ---------------------------------------------------------
 
 struct Attend {
-    const float *q;             // [rows, heads, head_dim], scaled by log2(e) / sqrt(head_dim)
-    const float *keys, *values; // [context, kv_heads, head_dim]
-    float *sums;                // [rows, heads, chunks, head_dim]: of weights times values
-    float *stats;               // [rows, heads, chunks, 2]: maximum score, sum of weights
-    u16 *planes;                // [PLANES, MAX_ROWS, width], width at least heads * head_dim
-    const u32 *start;           // position of the first row
-    u32 heads, kv_heads, head_dim, chunks, width;
+    Qkv qkv;
+    const float *q;       // [rows, heads, head_dim] after `rotate`; null: that is done here
+    float *keys, *values; // [context, kv_heads, head_dim]
+    float *sums;          // [MAX_ROWS, heads, chunks, head_dim]: of weights times values
+    float *stats;         // [MAX_ROWS, heads, chunks, 2]: maximum score, sum of weights
+    u16 *planes;          // [PLANES, MAX_ROWS, width], width at least heads * head_dim
+    u32 *done;            // [blocks of queries, kv_heads], zeros before and after: chunks that are done
+    u32 chunks, width, together;
 };
 
-// One block: one row, one key/value head, one chunk of positions, all query heads of that head. Four values of
-// a head a lane. With one chunk the result is final, else `merge` puts the chunks together.
-KERNEL THREADS(256, 1) void attend(Attend a) {
-    begin();
-    SHARED f32x4 q[GROUP * 64];
-    SHARED float scores[GROUP][CHUNK];
-    SHARED f32x4 sums[GROUP][256];
-    SHARED float totals[GROUP];
-    u32 kv = block_x(), chunk = block_y(), row = block_z(), t = thread_x(), wave = t / 32;
-    u32 position = *a.start + row, from = chunk * CHUNK;
-    if (from > position) return;
-    u32 count = min_of(position + 1 - from, CHUNK), quads = a.head_dim / 4, group = a.heads / a.kv_heads;
-    u64 stride = (u64)a.kv_heads * quads;
-    const f32x4 *keys = (const f32x4 *)a.keys + from * stride + kv * quads;
-    const f32x4 *values = (const f32x4 *)a.values + from * stride + kv * quads;
-    for (u32 base = 0; base < group; base += GROUP) {
-        u32 heads = min_of(group - base, GROUP);
-        u64 first = (u64)row * a.heads + kv * group + base;
-        barrier();
-        for (u32 i = t; i < heads * quads; i += 256) q[i] = ((const f32x4 *)a.q)[first * quads + i];
-        barrier();
-        // Four positions at once, so that their loads overlap; behind the end the last one comes again.
-        for (u32 begin = wave; begin < count; begin += 32) {
-            float dots[4][GROUP] = {};
-            for (u32 d = lane(); d < quads; d += 32) {
-                f32x4 key[4];
-#pragma unroll
-                for (u32 j = 0; j < 4; ++j) key[j] = keys[min_of(begin + 8 * j, count - 1) * stride + d];
-#pragma unroll
-                for (u32 h = 0; h < GROUP; ++h)
-                    if (h < heads) {
-                        f32x4 query = q[h * quads + d];
-#pragma unroll
-                        for (u32 j = 0; j < 4; ++j)
-                            dots[j][h] += key[j].x * query.x + key[j].y * query.y + key[j].z * query.z +
-                                          key[j].w * query.w;
-                    }
-            }
-#pragma unroll
-            for (u32 h = 0; h < GROUP; ++h)
-                if (h < heads) {
-#pragma unroll
-                    for (u32 j = 0; j < 4; ++j) {
-                        float score = wave_sum(dots[j][h]);
-                        if (lane() == 0 && begin + 8 * j < count) scores[h][begin + 8 * j] = score;
-                    }
-                }
+// Queries of a block at most; half of them where heads are wider than KEY_DIM, which is as much of a key as is in
+// shared memory at once.
+#define QUERIES 16
+#define KEY_DIM 128
+#define KEY_STRIDE (KEY_DIM / 4 + 1)
+#define SCORES (QUERIES + 4)
+
+// One block: one key/value head, one chunk of positions, `together` queries of that head, row by row. For very few rows
+// a block turns its queries itself, and appends the new positions of its chunk that its rows see. The last block of
+// the same queries puts their chunks together.
+//
+// A row's sums are in the order of its own positions and dimensions, whatever other rows and blocks there are.
+#ifndef ATTEND_BLOCKS
+#define ATTEND_BLOCKS 3
+#endif
+KERNEL THREADS(256, ATTEND_BLOCKS) void attend(Attend a) {
+    SHARED f32x4 tile[CHUNK * KEY_STRIDE]; // keys; then, for half of the queries, parts of their sums
+    SHARED f32x4 q[QUERIES * KEY_DIM / 4];
+    SHARED __attribute__((aligned(16))) float scores[CHUNK * SCORES];
+    SHARED float totals[QUERIES];
+    SHARED u32 before;
+    u32 kv = block_x(), chunk = block_y(), t = thread_x(), wave = t / 32, from = chunk * CHUNK;
+    u32 quads = a.qkv.head_dim / 4, heads = a.qkv.heads, group = heads / a.qkv.kv_heads;
+    u32 base = block_z() * a.together, queries = min_of(a.qkv.rows * group - base, a.together);
+    auto row_of = [&](u32 query) { return (base + query) / group; };
+    auto head_of = [&](u32 query) { return kv * group + (base + query) % group; };
+    // Where the pass begins, and what was cached before, depend on no kernel of this pass.
+    next_may_begin();
+    u32 start = *a.qkv.start, end = start + row_of(queries - 1) + 1;
+    u32 count = end > from ? min_of(end - from, CHUNK) : 0, old = start > from ? min_of(start - from, count) : 0;
+    u64 stride = (u64)a.qkv.kv_heads * quads;
+    float *new_keys = a.keys + ((u64)from * stride + kv * quads) * 4;
+    float *new_values = a.values + ((u64)from * stride + kv * quads) * 4;
+    const f32x4 *keys = (const f32x4 *)new_keys, *values = (const f32x4 *)new_values;
+    for (u32 i = 8 * t; i < old * quads; i += 8 * 256) {
+        ask_ahead(keys + i / quads * stride + i % quads);
+        ask_ahead(values + i / quads * stride + i % quads);
+    }
+    previous_done();
+    if (count == 0) return;
+    u32 wide = min_of(quads, KEY_DIM / 4), there = a.q ? count : old;
+    for (u32 i = t; i < there * wide; i += 256)
+        copy_later(tile + i / wide * KEY_STRIDE + i % wide, keys + i / wide * stride + i % wide);
+    copy_group();
+    if (a.q) {
+        for (u32 i = t; i < queries * quads; i += 256) {
+            u32 query = i / quads;
+            q[i] = ((const f32x4 *)a.q)[((u64)row_of(query) * heads + head_of(query)) * quads + i % quads];
         }
-        barrier();
-        // One wave a head: weights relative to the chunk's own maximum.
-        if (wave < heads) {
-            float top = -3.0e38f, total = 0;
-            for (u32 p = lane(); p < count; p += 32) top = max_of(top, scores[wave][p]);
-            top = wave_max(top);
-            for (u32 p = lane(); p < count; p += 32) {
-                float weight = exp2(scores[wave][p] - top);
-                scores[wave][p] = weight;
-                total += weight;
+    } else {
+        for (u32 i = wave; i < queries + 2 * (count - old); i += 8) {
+            u32 row = row_of(i), head = head_of(i);
+            float *to = (float *)(q + i * quads);
+            if (i >= queries) {
+                u32 p = old + (i - queries) / 2, is_value = (i - queries) % 2;
+                row = from + p - start, head = heads + is_value * a.qkv.kv_heads + kv;
+                to = (is_value ? new_values : new_keys) + p * stride * 4;
             }
-            total = wave_sum(total);
-            if (lane() == 0) {
-                totals[wave] = total;
-                if (a.chunks > 1) {
-                    float *stats = a.stats + ((first + wave) * a.chunks + chunk) * 2;
-                    stats[0] = top, stats[1] = total;
-                }
-            }
+            take_head(a.qkv, row, head, start + row, to);
         }
+    }
+    copy_wait<0>();
+    barrier();
+    if (there < count) {
+        for (u32 i = there * wide + t; i < count * wide; i += 256)
+            tile[i / wide * KEY_STRIDE + i % wide] = keys[i / wide * stride + i % wide];
         barrier();
-        u32 parts = 256 / quads, part = t / quads, d = t % quads;
-        if (part < parts) {
-            f32x4 sum[GROUP] = {};
+    }
+    // A thread: one position, every fourth query.
+    u32 position = t % CHUNK, which = t / CHUNK;
+    float dots[QUERIES / 4] = {};
+    for (u32 slice = 0; slice < quads; slice += KEY_DIM / 4) {
+        u32 wide = min_of(quads - slice, KEY_DIM / 4);
+        if (slice) {
+            barrier();
+            for (u32 i = t; i < count * wide; i += 256)
+                tile[i / wide * KEY_STRIDE + i % wide] = keys[i / wide * stride + slice + i % wide];
+            barrier();
+        }
+        if (position < count)
 #pragma unroll 4
+            for (u32 d = 0; d < wide; ++d) {
+                f32x4 key = tile[position * KEY_STRIDE + d];
+#pragma unroll
+                for (u32 j = 0; j < QUERIES / 4; ++j)
+                    if (which + 4 * j < queries) {
+                        f32x4 query = q[(which + 4 * j) * quads + slice + d];
+                        dots[j] += key.x * query.x + key.y * query.y + key.z * query.z + key.w * query.w;
+                    }
+            }
+    }
+#pragma unroll
+    for (u32 j = 0; j < QUERIES / 4; ++j) scores[position * SCORES + which + 4 * j] = dots[j];
+    barrier();
+    // One wave a query: weights relative to the chunk's own maximum. What the row does not see weighs nothing.
+    for (u32 i = wave; i < queries; i += 8) {
+        u32 sees = start + row_of(i) + 1, seen = sees > from ? min_of(sees - from, count) : 0;
+        float top = -3.0e38f, total = 0;
+        for (u32 p = lane(); p < seen; p += 32) top = max_of(top, scores[p * SCORES + i]);
+        top = wave_max(top);
+        for (u32 p = lane(); p < count; p += 32) {
+            float weight = p < seen ? exp2(scores[p * SCORES + i] - top) : 0.0f;
+            scores[p * SCORES + i] = weight;
+            total += weight;
+        }
+        total = wave_sum(total);
+        if (lane() == 0) {
+            totals[i] = total;
+            float *stats = a.stats + (((u64)row_of(i) * heads + head_of(i)) * a.chunks + chunk) * 2;
+            if (seen) stats[0] = top, stats[1] = total;
+        }
+    }
+    barrier();
+    u32 parts = 256 / quads, part = t / quads, d = t % quads;
+    for (u32 half = 0; half < queries; half += QUERIES / 2) {
+        u32 some = min_of(queries - half, QUERIES / 2);
+        f32x4 sum[QUERIES / 2] = {};
+        if (part < parts) {
+#pragma unroll 8
             for (u32 p = part; p < count; p += parts) {
                 f32x4 value = values[p * stride + d];
+                const f32x4 *weights = (const f32x4 *)(scores + p * SCORES + half);
+                f32x4 one = weights[0];
 #pragma unroll
-                for (u32 h = 0; h < GROUP; ++h)
-                    if (h < heads) sum[h] += scores[h][p] * value;
+                for (u32 j = 0; j < 4; ++j) sum[j] += one[j] * value;
+                if (some > 4) {
+                    f32x4 other = weights[1];
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) sum[4 + j] += other[j] * value;
+                }
             }
-#pragma unroll
-            for (u32 h = 0; h < GROUP; ++h)
-                if (h < heads) sums[h][t] = sum[h];
         }
+        if (half) barrier();
+#pragma unroll
+        for (u32 j = 0; j < QUERIES / 2; ++j)
+            if (j < some) tile[j * 256 + t] = sum[j];
         barrier();
-        for (u32 i = t; i < heads * quads; i += 256) {
-            u32 h = i / quads, d = i % quads;
+        for (u32 i = t; i < some * quads; i += 256) {
+            u32 j = i / quads, d = i % quads, row = row_of(half + j), head = head_of(half + j);
             f32x4 sum = {0, 0, 0, 0};
-            for (u32 p = 0; p < parts; ++p) sum += sums[h][p * quads + d];
-            if (a.chunks > 1) {
-                ((f32x4 *)a.sums)[((first + h) * a.chunks + chunk) * quads + d] = sum;
-            } else {
-                u64 at = (u64)row * a.width + ((kv * group + base + h) * quads + d) * 4;
-                store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[h]);
+#pragma unroll 8
+            for (u32 p = 0; p < parts; ++p) sum += tile[j * 256 + p * quads + d];
+            if (a.chunks == 1) {
+                u64 at = (u64)row * a.width + (head * quads + d) * 4;
+                store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / totals[half + j]);
+            } else if (start + row >= from) {
+                ((f32x4 *)a.sums)[(((u64)row * heads + head) * a.chunks + chunk) * quads + d] = sum;
             }
         }
     }
-}
-
-// Puts the chunks of one row and head together, in order.
-KERNEL THREADS(64, 1) void merge(Attend a) {
-    begin();
-    u32 row = block_x(), head = block_y(), used = (*a.start + row) / CHUNK + 1, quads = a.head_dim / 4;
-    u64 first = (u64)row * a.heads + head;
-    const float *stats = a.stats + first * a.chunks * 2;
-    float top = -3.0e38f, total = 0;
-#pragma unroll 4
-    for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[2 * chunk]);
-    for (u32 d = thread_x(); d < quads; d += 64) {
+    if (a.chunks == 1) return;
+    u32 *done = a.done + block_z() * a.qkv.kv_heads + kv;
+    barrier();
+    if (t == 0) before = count_up(done);
+    barrier();
+    if (before != (end - 1) / CHUNK) return;
+    if (t == 0) *done = 0;
+    for (u32 i = t; i < queries * quads; i += 256) {
+        u32 d = i % quads, row = row_of(i / quads), head = head_of(i / quads), used = (start + row) / CHUNK + 1;
+        u64 first = ((u64)row * heads + head) * a.chunks;
+        const f32x2 *stats = (const f32x2 *)a.stats + first;
+        float top = -3.0e38f, total = 0;
+#pragma unroll 8
+        for (u32 chunk = 0; chunk < used; ++chunk) top = max_of(top, stats[chunk].x);
         f32x4 sum = {0, 0, 0, 0};
-        total = 0;
-#pragma unroll 4
+#pragma unroll 8
         for (u32 chunk = 0; chunk < used; ++chunk) {
-            float share = exp2(stats[2 * chunk] - top);
-            total += stats[2 * chunk + 1] * share;
-            sum += ((const f32x4 *)a.sums)[(first * a.chunks + chunk) * quads + d] * share;
+            float share = exp2(stats[chunk].x - top);
+            total += stats[chunk].y * share;
+            sum += ((const f32x4 *)a.sums)[(first + chunk) * quads + d] * share;
         }
-        u64 at = (u64)row * a.width + (head * quads + d) * 4;
-        store_planes(a.planes, (u64)MAX_ROWS * a.width, at, sum / total);
+        store_planes(a.planes, (u64)MAX_ROWS * a.width, (u64)row * a.width + (head * quads + d) * 4, sum / total);
     }
 }
 
@@ -883,6 +1112,22 @@ KERNEL THREADS(32, 1) void choose(Argmax a) {
     if (thread_x() == 0) a.tokens[row] = id == 0xffffffff ? 0 : id;
 }
 
+// How many of the proposed tokens the model says itself, up to the first that it does not. At most 31.
+struct Accept {
+    const u32 *said;     // [count + 1]: after the last emitted token and each proposed one
+    const u32 *proposed; // [count]
+    u32 *accepted;
+    u32 count;
+};
+KERNEL THREADS(32, 1) void accept(Accept a) {
+    begin();
+    u32 i = lane();
+    bool stands = i < a.count && a.said[i] == a.proposed[i];
+    // The first lane that does not stand; the one behind the last proposal never does.
+    float first = -wave_max(stands ? -32.0f : -(float)i);
+    if (i == 0) *a.accepted = (u32)first;
+}
+
 // ---- for the host's tests -------------------------------------------------------------------------
 
 // Offset and size of each field, so that the host's structs can be compared with these.
@@ -890,22 +1135,29 @@ KERNEL THREADS(32, 1) void choose(Argmax a) {
 #define LAYOUT(s, ...) extern "C" __attribute__((constant, used)) const u32 layout_##s[] = {__VA_ARGS__};
 #define F(f) FIELD(S, f)
 #define S Embed
-LAYOUT(Embed, F(x), F(tokens), F(table), F(width), F(w_planes))
+LAYOUT(Embed, F(x), F(tokens), F(table), F(norm), F(out), F(squares), F(width), F(w_planes), F(square_parts))
 #undef S
 #define S Norm
 LAYOUT(Norm, F(x), F(partial), F(bias), F(weight), F(planes), F(hidden), F(width), F(partial_width), F(splits), F(rows),
        F(first), F(threads), F(dense), F(epsilon))
 #undef S
 #define S Few
-LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(ahead), F(ahead_bytes), F(ahead_line), F(outputs), F(width), F(w_planes), F(rows), F(splits), F(out_width))
+LAYOUT(Few, F(out), F(planes), F(weights), F(bias), F(squares), F(ahead), F(ahead_bytes), F(ahead_line), F(outputs),
+       F(width), F(w_planes), F(rows), F(splits), F(out_width), F(square_parts), F(hidden), F(epsilon))
+#undef S
+#define S Add
+LAYOUT(Add, F(x), F(out), F(squares), F(planes), F(weights), F(bias), F(norm), F(ahead), F(ahead_bytes), F(ahead_line),
+       F(outputs), F(width), F(w_planes), F(rows), F(x_width))
+#undef S
+#define S Qkv
+LAYOUT(Qkv, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(start), F(heads), F(kv_heads),
+       F(head_dim), F(splits), F(rows), F(partial_width), F(epsilon), F(scale))
 #undef S
 #define S Rotate
-LAYOUT(Rotate, F(partial), F(bias), F(q_norm), F(k_norm), F(cosines), F(sines), F(q), F(keys), F(values), F(start),
-       F(heads), F(kv_heads), F(head_dim), F(splits), F(rows), F(partial_width), F(epsilon), F(scale))
+LAYOUT(Rotate, F(qkv), F(q), F(keys), F(values))
 #undef S
 #define S Attend
-LAYOUT(Attend, F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(start), F(heads), F(kv_heads), F(head_dim),
-       F(chunks), F(width))
+LAYOUT(Attend, F(qkv), F(q), F(keys), F(values), F(sums), F(stats), F(planes), F(done), F(chunks), F(width), F(together))
 #undef S
 #define S Dense
 LAYOUT(Dense, F(out), F(x), F(weights), F(bias), F(outputs), F(width), F(w_planes), F(rows), F(out_width))
@@ -915,4 +1167,7 @@ LAYOUT(Flash, F(q), F(keys), F(values), F(out), F(start), F(rows), F(heads), F(k
 #undef S
 #define S Argmax
 LAYOUT(Argmax, F(logits), F(tokens), F(tops), F(ids), F(vocab), F(stride), F(parts))
+#undef S
+#define S Accept
+LAYOUT(Accept, F(said), F(proposed), F(accepted), F(count))
 #undef S

@@ -61,6 +61,14 @@ DEVICE void next_may_begin() {}
 DEVICE void previous_done() {}
 // Asks for a line of memory that will be read soon. Not on this processor.
 DEVICE void ask_ahead(const void *) {}
+// Counts in device memory, after what this block wrote is there for the others; what they wrote before they counted
+// is there for this one. One thread calls it, between barriers.
+DEVICE u32 count_up(u32 *counter) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    u32 before = __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    return before;
+}
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 
@@ -96,6 +104,15 @@ DEVICE void previous_done() {}
 #endif
 // Asks for a line of memory that will be read soon.
 DEVICE void ask_ahead(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+// Counts in device memory, after what this block wrote is there for the others; what they wrote before they counted
+// is there for this one. One thread calls it, between barriers.
+DEVICE u32 count_up(u32 *counter) {
+    __nvvm_membar_gl();
+    u32 before;
+    asm volatile("atom.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    __nvvm_membar_gl();
+    return before;
+}
 DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
 

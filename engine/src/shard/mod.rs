@@ -36,7 +36,7 @@ pub use error::{ShardError, Why};
 pub use place::{Address, Place, PlaceError};
 pub use split::{Placed, SplitError, read_range, split};
 
-use crate::device::{Answer, DeviceError, Input, Pass, Path, Shard, Want};
+use crate::device::{Answer, DeviceError, Input, Pass, Path, Proposed, Shard, Want};
 use crate::model::Config;
 
 /// A whole model, its layers spread over shards that follow each other.
@@ -213,6 +213,45 @@ impl Chain {
             }
         }
         Ok(())
+    }
+
+    /// Whether what `draft` proposes can be verified here with none of it seen by the host: both are one shard, in the
+    /// same memory.
+    pub fn shares_memory(&self, draft: &Chain) -> bool {
+        self.memory().is_some_and(|memory| draft.memory() == Some(memory))
+    }
+
+    fn memory(&self) -> Option<&str> {
+        match (&self.shards[..], &self.ends) {
+            ([whole], None) => whole.memory(),
+            _ => None,
+        }
+    }
+
+    /// Appends `tokens` and what follows them greedily, until `count` tokens are chosen: [`Shard::propose`].
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the cache is then no longer than before.
+    pub fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Proposed, DeviceError> {
+        self.shards[0].propose(tokens, count)
+    }
+
+    /// Appends `last` and what was proposed to follow it, and answers the tokens that stand and the one behind them:
+    /// [`Shard::verify`].
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the cache is then no longer than before.
+    pub fn verify(
+        &mut self,
+        markers: Markers<'_>,
+        last: u32,
+        proposed: &Proposed,
+    ) -> Result<&Answer, DeviceError> {
+        let Chain { shards, answer, .. } = self;
+        let shard = &mut shards[0];
+        range!(markers, leaf(&**shard, Phase::Verify, 1 + proposed.count));
+        shard.verify(last, proposed, answer)?;
+        Ok(answer)
     }
 
     /// Drops cached positions from the end until `len` are left.

@@ -1,7 +1,7 @@
 //! The id of the largest logit.
 
 use super::{Done, Grid, Space, demand, expect};
-use crate::arguments::Argmax;
+use crate::arguments::{Accept, Argmax};
 
 /// The larger, or the lower id of two that are the same. Not a number never wins.
 #[allow(clippy::float_cmp, reason = "a tie is when they are the same")]
@@ -44,5 +44,16 @@ pub(super) fn choose(a: Argmax, grid: Grid, space: &Space<'_>) -> Done {
         let best = (0..parts).map(of_part).fold(NONE, prefer);
         token.set(if best.1 == u32::MAX { 0 } else { best.1 });
     }
+    Ok(())
+}
+
+/// How many of the proposed ids the model says itself, up to the first that it does not.
+pub(super) fn accept(a: Accept, grid: Grid, space: &Space<'_>) -> Done {
+    expect(grid, [1, 1, 1], 32, 0)?;
+    demand(a.count < 32, "`count`")?;
+    let (said, proposed) =
+        (space.cells::<u32>(a.said, a.count as usize)?, space.cells::<u32>(a.proposed, a.count as usize)?);
+    let stand = said.iter().zip(proposed).take_while(|(said, proposed)| said.get() == proposed.get());
+    space.cells::<u32>(a.accepted, 1)?[0].set(stand.count() as u32);
     Ok(())
 }

@@ -58,9 +58,10 @@ fn run_function(kernel: Kernel, argument: &[u8], grid: Grid, space: &Space<'_>) 
         Kernel::Few16 => with!(few::few_16),
         Kernel::Gated8 => with!(few::gated_8),
         Kernel::Gated16 => with!(few::gated_16),
+        Kernel::Add8 => with!(few::add_8),
+        Kernel::Add16 => with!(few::add_16),
         Kernel::Rotate => with!(attention::rotate),
         Kernel::Attend => with!(attention::attend),
-        Kernel::Merge => with!(attention::merge),
         Kernel::DenseRows => with!(dense::dense_rows),
         Kernel::DenseGated => with!(dense::dense_gated),
         Kernel::Flash32 => with!(dense::flash_32),
@@ -68,6 +69,7 @@ fn run_function(kernel: Kernel, argument: &[u8], grid: Grid, space: &Space<'_>) 
         Kernel::Flash128 => with!(dense::flash_128),
         Kernel::Argmax => with!(choose::argmax),
         Kernel::Choose => with!(choose::choose),
+        Kernel::Accept => with!(choose::accept),
     }
 }
 

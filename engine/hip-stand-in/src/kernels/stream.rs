@@ -3,21 +3,54 @@
 use half::bf16;
 
 use super::{Done, Grid, Space, demand, expect, store_planes, values, widen};
-use crate::arguments::{Embed, MAX_ROWS, NORM_WIDTH, Norm, PLANES};
+use crate::arguments::{ADD_OUTPUTS, EMBED_PARTS, Embed, MAX_ROWS, NORM_WIDTH, Norm, PLANES};
 
-/// x[row] = the embedding of tokens[row].
+/// How rows come in: the embedding of tokens[row], or what is there; with a norm also what `add` leaves.
 pub(super) fn embed(a: Embed, grid: Grid, space: &Space<'_>) -> Done {
-    let rows = grid.blocks[0];
-    expect(grid, [rows, 1, 1], 256, 0)?;
+    let (rows, parts) = (grid.blocks[0] as usize, a.square_parts as usize);
+    expect(grid, [rows as u32, parts.div_ceil(EMBED_PARTS) as u32, 1], 256, 0)?;
     let (width, planes) = (a.width as usize, a.w_planes as usize);
-    let tokens = space.cells::<u32>(a.tokens, rows as usize)?;
-    let x = space.cells::<f32>(a.x, rows as usize * width)?;
-    for (token, x) in tokens.iter().zip(x.chunks(width)) {
-        let from = a.table + u64::from(token.get()) * (planes * width * 2) as u64;
-        let from = space.cells::<u16>(from, planes * width)?;
-        for (at, x) in x.iter().enumerate() {
-            x.set((0..planes).rev().map(|plane| widen(from[plane * width + at].get())).sum());
+    demand(parts * ADD_OUTPUTS >= width, "`square_parts`")?;
+    let x = space.cells::<f32>(a.x, rows * width)?;
+    if a.table != 0 {
+        let tokens = space.cells::<u32>(a.tokens, rows)?;
+        for (token, x) in tokens.iter().zip(x.chunks(width)) {
+            let from = a.table + u64::from(token.get()) * (planes * width * 2) as u64;
+            let from = space.cells::<u16>(from, planes * width)?;
+            for (at, x) in x.iter().enumerate() {
+                x.set((0..planes).rev().map(|plane| widen(from[plane * width + at].get())).sum());
+            }
         }
+    }
+    for (row, x) in x.chunks(width).enumerate() {
+        norm_later(space, a.norm, a.out, a.squares, (row, parts), &values(x))?;
+    }
+    Ok(())
+}
+
+/// What is left of a row for a norm whose scale is applied later: the row times the norm's weight, as planes, and the
+/// sums of its squares by part. Nothing without a weight.
+pub(super) fn norm_later(
+    space: &Space<'_>,
+    weight: u64,
+    out: u64,
+    squares: u64,
+    (row, parts): (usize, usize),
+    x: &[f32],
+) -> Done {
+    if weight == 0 {
+        return Ok(());
+    }
+    let width = x.len();
+    let weight = space.cells::<f32>(weight, width)?;
+    let out = space.cells::<u16>(out, PLANES * MAX_ROWS * width)?;
+    for (at, (x, weight)) in x.iter().zip(weight).enumerate() {
+        store_planes(out, MAX_ROWS * width, row * width + at, x * weight.get());
+    }
+    let squares = space.cells::<f32>(squares + (row * parts * 4) as u64, parts)?;
+    for (part, square) in squares.iter().enumerate() {
+        let some = x.iter().skip(part * ADD_OUTPUTS).take(ADD_OUTPUTS);
+        square.set(some.map(|x| x * x).sum());
     }
     Ok(())
 }

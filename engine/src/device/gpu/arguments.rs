@@ -16,6 +16,17 @@ pub(crate) const FEW_THREADS: u32 = 256;
 pub(crate) const FEW_OUTPUTS: usize = 128;
 /// Waves of such a block that share the outputs' inputs.
 pub(crate) const FEW_K: usize = 2;
+/// Threads of a block of a matrix that is added to the residual stream.
+pub(crate) const ADD_THREADS: usize = 512;
+/// Outputs of such a block.
+pub(crate) const ADD_OUTPUTS: usize = 32;
+/// Parts of a row that a block of `embed` takes, of [`ADD_OUTPUTS`] values.
+pub(crate) const EMBED_PARTS: usize = 8;
+/// Heads of a block of `rotate`.
+pub(crate) const ROTATE_HEADS: usize = 4;
+/// Queries of a block of attention of few rows, at most, where heads are at most so wide; else half of them.
+pub(crate) const QUERIES: usize = 16;
+pub(crate) const KEY_DIM: usize = 128;
 /// Rows of a block of the dense kernels.
 pub(crate) const DENSE_ROWS: usize = 128;
 /// Rows of a block of attention of many rows.
@@ -74,8 +85,11 @@ impl Field for f32 {
 pub(crate) trait Argument: Copy {}
 
 arguments! {
-    /// Rows of the embedding.
-    Embed { x: u64, tokens: u64, table: u64, width: u32, w_planes: u32 }
+    /// How rows come in.
+    Embed {
+        x: u64, tokens: u64, table: u64, norm: u64, out: u64, squares: u64,
+        width: u32, w_planes: u32, square_parts: u32,
+    }
     /// The residual stream's sum and RMS norm.
     Norm {
         x: u64, partial: u64, bias: u64, weight: u64, planes: u64,
@@ -84,19 +98,27 @@ arguments! {
     }
     /// A matrix times few rows.
     Few {
-        out: u64, planes: u64, weights: u64, bias: u64, ahead: u64, ahead_bytes: u32, ahead_line: u32,
-        outputs: u32, width: u32, w_planes: u32, rows: u32, splits: u32, out_width: u32,
+        out: u64, planes: u64, weights: u64, bias: u64, squares: u64, ahead: u64, ahead_bytes: u32, ahead_line: u32,
+        outputs: u32, width: u32, w_planes: u32, rows: u32, splits: u32, out_width: u32, square_parts: u32, hidden: u32,
+        epsilon: f32,
     }
-    /// Queries and keys turned to their positions; keys and values appended.
-    Rotate {
-        partial: u64, bias: u64, q_norm: u64, k_norm: u64, cosines: u64, sines: u64, q: u64, keys: u64, values: u64,
-        start: u64, heads: u32, kv_heads: u32, head_dim: u32, splits: u32, rows: u32, partial_width: u32,
+    /// A matrix times few rows, added to the residual stream.
+    Add {
+        x: u64, out: u64, squares: u64, planes: u64, weights: u64, bias: u64, norm: u64, ahead: u64, ahead_bytes: u32,
+        ahead_line: u32, outputs: u32, width: u32, w_planes: u32, rows: u32, x_width: u32,
+    }
+    /// Sums of queries, keys and values, and what becomes of them.
+    Qkv {
+        partial: u64, bias: u64, q_norm: u64, k_norm: u64, cosines: u64, sines: u64, start: u64,
+        heads: u32, kv_heads: u32, head_dim: u32, splits: u32, rows: u32, partial_width: u32,
         epsilon: f32, scale: f32,
     }
-    /// Attention of few rows.
+    /// Queries and keys turned to their positions; keys and values appended.
+    Rotate { qkv: Qkv, q: u64, keys: u64, values: u64 }
+    /// That, and attention of few rows.
     Attend {
-        q: u64, keys: u64, values: u64, sums: u64, stats: u64, planes: u64, start: u64,
-        heads: u32, kv_heads: u32, head_dim: u32, chunks: u32, width: u32,
+        qkv: Qkv, q: u64, keys: u64, values: u64, sums: u64, stats: u64, planes: u64, done: u64, chunks: u32,
+        width: u32, together: u32,
     }
     /// A matrix times many rows.
     Dense {
@@ -110,6 +132,8 @@ arguments! {
     }
     /// The largest logit.
     Argmax { logits: u64, tokens: u64, tops: u64, ids: u64, vocab: u32, stride: u32, parts: u32 }
+    /// How much of what was proposed stands.
+    Accept { said: u64, proposed: u64, accepted: u64, count: u32 }
 }
 
 macro_rules! kernels {
@@ -151,9 +175,10 @@ kernels! {
     Few16 = "few_16" takes Few,
     Gated8 = "gated_8" takes Few,
     Gated16 = "gated_16" takes Few,
+    Add8 = "add_8" takes Add,
+    Add16 = "add_16" takes Add,
     Rotate = "rotate" takes Rotate,
     Attend = "attend" takes Attend,
-    Merge = "merge" takes Attend,
     DenseRows = "dense_rows" takes Dense,
     DenseGated = "dense_gated" takes Dense,
     Flash32 = "flash_32" takes Flash,
@@ -161,4 +186,5 @@ kernels! {
     Flash128 = "flash_128" takes Flash,
     Argmax = "argmax" takes Argmax,
     Choose = "choose" takes Argmax,
+    Accept = "accept" takes Accept,
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::buffers::Buffers;
 use super::driver::{Buffer, Driver, Handle, Stream};
 use super::forward::{Model, Rows, Shape, Waiting, at};
-use super::kernels::{DENSE_ROWS, Dense, Embed, FLASH_DIM, FLASH_ROWS, Flash, Kernel, WIDE_THREADS};
+use super::kernels::{DENSE_ROWS, Dense, FLASH_DIM, FLASH_ROWS, Flash, Kernel, WIDE_THREADS};
 use super::weights::Matrix;
 use crate::device::DeviceError;
 
@@ -79,6 +80,7 @@ impl Model {
         enter: Enter<'_>,
         start: usize,
         wide: &Wide,
+        buffers: &Buffers,
         cache: &Buffer,
         stream: &Stream,
     ) -> Result<(usize, Waiting), DeviceError> {
@@ -91,14 +93,8 @@ impl Model {
                 let Some(table) = &self.embedding else {
                     return Err(DeviceError::BadPass("token ids for a part without the embedding".into()));
                 };
-                let embed = Embed {
-                    x: wide.x.at(),
-                    tokens: wide.inputs.at() + size_of::<u32>() as u64,
-                    table: table.at(),
-                    width: width as u32,
-                    w_planes: table.planes as u32,
-                };
-                self.kernels.launch(Kernel::Embed, [tokens.len(), 1, 1], 256, embed, on)?;
+                let ids = wide.inputs.at() + size_of::<u32>() as u64;
+                self.enter(Some(table), None, &wide.x, ids, buffers, tokens.len(), on)?;
                 tokens.len()
             }
             Enter::Hidden(values) => {
@@ -112,7 +108,7 @@ impl Model {
             let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
             self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&wide.normed, true), on)?;
             self.multiply_dense(&layer.qkv, &wide.normed, &wide.partial, rows, on)?;
-            self.rotate(layer, (&wide.partial, 1), &wide.q, &wide.inputs, keys, rows, on)?;
+            self.rotate(layer, (&wide.partial, 1), &wide.q, wide.inputs.at(), keys, rows, on)?;
             self.flash(wide, keys, start, rows, on)?;
             self.multiply_dense(&layer.o, &wide.attended, &wide.partial, rows, on)?;
             waiting = Waiting { splits: 1, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };

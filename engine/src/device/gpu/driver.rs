@@ -23,11 +23,12 @@ pub(crate) struct Memory {
     pub(crate) total: u64,
 }
 
-/// What this process holds of a device's memory, and held at most, in bytes.
+/// What this process holds of a device's memory, and held at most, in bytes; and how often it waited for the device.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     now: AtomicU64,
     peak: AtomicU64,
+    waits: AtomicU64,
 }
 
 impl Usage {
@@ -38,6 +39,18 @@ impl Usage {
 
     fn remove(&self, bytes: usize) {
         self.now.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// What is held now.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// How often the host waited for a stream.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// The most that was held at once.
@@ -111,6 +124,12 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn launch_graph(&self, graph: Handle, on: Handle) -> Result<(), DeviceError>;
     /// Ends a graph.
     unsafe fn destroy_graph(&self, graph: Handle);
+}
+
+/// Waits for everything on a stream.
+fn wait(driver: &dyn Driver, stream: Handle) -> Result<(), DeviceError> {
+    driver.usage().waits.fetch_add(1, Ordering::Relaxed);
+    driver.synchronise(stream)
 }
 
 /// The tile of an image's dense kernels: `DENSE_OUTPUTS` and the room for `DENSE_STAGES` in `kernels/prelude.h`.
@@ -193,7 +212,7 @@ impl Buffer {
         }
         // SAFETY: the range was checked, and `values` stays until the stream is synchronised.
         unsafe { self.driver.upload(self.at + offset as u64, values.as_ptr().cast(), bytes, on)? };
-        self.driver.synchronise(on)
+        wait(&*self.driver, on)
     }
 
     /// Copies values from byte `offset` on, and waits for it.
@@ -210,7 +229,7 @@ impl Buffer {
         }
         // SAFETY: the range was checked, `values` stays until the stream is synchronised, and any bytes are a value.
         unsafe { self.driver.download(values.as_mut_ptr().cast(), self.at + offset as u64, bytes, on)? };
-        self.driver.synchronise(on)
+        wait(&*self.driver, on)
     }
 
     /// Copies `bytes` from another buffer of the same device, offsets in bytes.
@@ -341,7 +360,7 @@ impl Stream {
 
     /// Waits for its work.
     pub(crate) fn synchronise(&self) -> Result<(), DeviceError> {
-        self.driver.synchronise(self.handle)
+        wait(&*self.driver, self.handle)
     }
 
     /// Remembers what `work` does on the stream, as a graph.

@@ -5,27 +5,28 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::driver::{Buffer, Driver, Handle, Pinned, Stream};
+use super::buffers::{Ahead, Buffers, Ids, Out, Steps};
+use super::driver::{Buffer, Driver, Handle, Stream};
 use super::kernels::{
-    Argmax, Attend, CHUNK, Embed, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, Kernel, Kernels, MAX_ROWS,
-    NORM_WIDTH, Norm, PLANES, Rotate,
+    ADD_OUTPUTS, ADD_THREADS, Accept, Add, Argmax, Attend, EMBED_PARTS, Embed, FEW_K, FEW_OUTPUTS,
+    FEW_THREADS, Few, KEY_DIM, Kernel, Kernels, MAX_ROWS, NORM_WIDTH, Norm, QUERIES, Qkv, ROTATE_HEADS,
+    Rotate,
 };
-use super::weights::{Matrix, values_on, vector};
+use super::weights::{COLUMNS, Head, Layer, Matrix, STEP, values_on, vector};
 use crate::device::{DeviceError, Part};
-use crate::model::{Checkpoint, Config, LayerWeights, Linear};
+use crate::model::{Checkpoint, Config};
 
-/// Inputs that a step of the matrix kernels takes.
-const STEP: usize = 32;
-/// Gate and up columns of a block of the matrix kernels.
-const COLUMNS: usize = FEW_OUTPUTS / 2;
 /// Blocks that keep a large GPU's memory busy. A constant: the order of sums must not depend on the device.
 const BUSY: usize = 256;
 /// Splits of a sum at most: the next kernel has to add them.
 const MOST_SPLITS: usize = 16;
-/// Bytes of the next matrix to ask for while small kernels run: what helped most on an H200, of 4 to 32 MiB.
-const AHEAD: usize = 8 << 20;
+/// Bytes of the next matrix to ask for as one ends. On an H200 0 to 4 MiB made no difference, more was slower.
+const AHEAD: usize = 2 << 20;
 /// What one such request brings.
 const AHEAD_LINE: u32 = 128;
+/// Rows of a pass whose queries are turned by every block of attention that needs them. For more that takes longer than a
+/// kernel of its own.
+const TURNED_ROWS: usize = 2;
 /// Logits that one block of `argmax` takes.
 const ARGMAX: usize = 8192;
 
@@ -79,27 +80,6 @@ impl Shape {
     }
 }
 
-pub(super) struct Layer {
-    pub(super) input_norm: Buffer,
-    pub(super) qkv: Matrix,
-    pub(super) qkv_bias: Option<Buffer>,
-    pub(super) q_norm: Option<Buffer>,
-    pub(super) k_norm: Option<Buffer>,
-    pub(super) o: Matrix,
-    pub(super) o_bias: Option<Buffer>,
-    pub(super) post_norm: Buffer,
-    pub(super) gate_up: Matrix,
-    pub(super) gate_up_bias: Option<Buffer>,
-    pub(super) down: Matrix,
-    pub(super) down_bias: Option<Buffer>,
-}
-
-pub(super) struct Head {
-    pub(super) norm: Buffer,
-    /// `None`: the embedding.
-    weights: Option<Matrix>,
-}
-
 /// A part of a model on a device.
 pub(super) struct Model {
     pub(super) part: Part,
@@ -110,55 +90,6 @@ pub(super) struct Model {
     head: Option<Head>,
     cosines: Buffer,
     sines: Buffer,
-}
-
-/// Where a pass's rows are on their way, kept between passes.
-pub(super) struct Buffers {
-    /// The first row's position, then the rows' token ids.
-    pub(super) inputs: Buffer,
-    pub(super) inputs_host: Pinned<u32>,
-    /// The residual stream, `[MAX_ROWS, width]`.
-    pub(super) x: Buffer,
-    pub(super) x_host: Pinned<f32>,
-    /// Planes of normed, attended and gated rows.
-    normed: Buffer,
-    attended: Buffer,
-    gated: Buffer,
-    /// Sums of the last matrix, by split.
-    partial: Buffer,
-    q: Buffer,
-    chunk_sums: Buffer,
-    chunk_stats: Buffer,
-    /// `[MAX_ROWS, vocab]`, padded.
-    pub(super) logits: Buffer,
-    tops: Buffer,
-    ids: Buffer,
-    pub(super) tokens: Buffer,
-    pub(super) tokens_host: Pinned<u32>,
-}
-
-/// What a pass over at most [`MAX_ROWS`] rows is to do; equal ones are the same launches.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Steps {
-    pub(super) rows: usize,
-    /// Whether token ids come in, rather than hidden state.
-    pub(super) tokens: bool,
-    /// Chunks of the cache that attention looks at, at least those in use.
-    pub(super) chunks: usize,
-    pub(super) out: Out,
-}
-
-/// What comes back.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Out {
-    /// Nothing: only the cache grows.
-    Nothing,
-    /// The residual stream.
-    Hidden,
-    /// The token ids of these rows.
-    Tokens(Range<usize>),
-    /// Those, and the logits are left on the device.
-    Logits(Range<usize>),
 }
 
 /// Where a residual stream is, and sums that may be added to it.
@@ -182,7 +113,7 @@ pub(super) fn at(buffer: Option<&Buffer>) -> u64 {
 }
 
 /// Splits of a matrix's sums: by its shape only.
-fn splits(matrix: &Matrix) -> usize {
+pub(super) fn splits(matrix: &Matrix) -> usize {
     let blocks = matrix.outputs / FEW_OUTPUTS;
     // A wave's share of k should be two steps at least.
     (BUSY / blocks.max(1)).min(matrix.steps() / (2 * FEW_K)).clamp(1, MOST_SPLITS)
@@ -191,39 +122,6 @@ fn splits(matrix: &Matrix) -> usize {
 /// What to ask for of the matrix that is read next.
 fn ahead(next: Option<&Matrix>) -> (u64, u32) {
     next.map_or((0, 0), |next| (next.at(), next.bytes().min(AHEAD) as u32))
-}
-
-impl Layer {
-    fn upload(driver: &Arc<dyn Driver>, on: Handle, weights: &LayerWeights<'_>) -> Result<Self, DeviceError> {
-        let matrix = |linear: &Linear<'_>, inputs| {
-            Matrix::upload(driver, on, &[&linear.weight], (1, FEW_OUTPUTS, inputs))
-        };
-        let bias = |parts: &[&Linear<'_>], each| -> Result<Option<Buffer>, DeviceError> {
-            let parts: Vec<_> = parts.iter().filter_map(|linear| linear.bias.as_ref()).collect();
-            if parts.is_empty() { Ok(None) } else { Ok(Some(vector(driver, on, &parts, each)?)) }
-        };
-        let norm = |tensor| vector(driver, on, &[tensor], FEW_OUTPUTS);
-        let (q, k, v) = (&weights.q, &weights.k, &weights.v);
-        Ok(Layer {
-            input_norm: norm(&weights.input_norm)?,
-            qkv: Matrix::upload(driver, on, &[&q.weight, &k.weight, &v.weight], (1, FEW_OUTPUTS, STEP))?,
-            qkv_bias: bias(&[q, k, v], 1)?,
-            q_norm: weights.q_norm.as_ref().map(norm).transpose()?,
-            k_norm: weights.k_norm.as_ref().map(norm).transpose()?,
-            o: matrix(&weights.o, STEP)?,
-            o_bias: bias(&[&weights.o], FEW_OUTPUTS)?,
-            post_norm: norm(&weights.post_norm)?,
-            gate_up: Matrix::upload(
-                driver,
-                on,
-                &[&weights.gate.weight, &weights.up.weight],
-                (COLUMNS, FEW_OUTPUTS, STEP),
-            )?,
-            gate_up_bias: bias(&[&weights.gate, &weights.up], COLUMNS)?,
-            down: matrix(&weights.down, COLUMNS)?,
-            down_bias: bias(&[&weights.down], FEW_OUTPUTS)?,
-        })
-    }
 }
 
 impl Model {
@@ -287,129 +185,215 @@ impl Model {
         &self,
         steps: &Steps,
         buffers: &Buffers,
+        ahead: &Ahead,
         cache: &Buffer,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
         let (rows, on) = (steps.rows, stream.handle());
-        let Shape { width, .. } = self.shape;
-        buffers.inputs_host.upload(&buffers.inputs, 1 + rows, on)?;
-        if let Some(table) = self.embedding.as_ref().filter(|_| steps.tokens) {
-            let embed = Embed {
-                x: buffers.x.at(),
-                tokens: buffers.tokens_in(),
-                table: table.at(),
-                width: width as u32,
-                w_planes: table.planes as u32,
-            };
-            self.kernels.launch(Kernel::Embed, [rows, 1, 1], 256, embed, on)?;
-        } else {
-            buffers.x_host.upload(&buffers.x, rows * width, on)?;
-        }
-        let stream_rows = Rows { x: &buffers.x, partial: &buffers.partial, rows };
-        let mut waiting = Waiting::default();
-        for (number, layer) in self.layers.iter().enumerate() {
-            let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
-            let next = self.layers.get(number + 1).map(|layer| &layer.qkv);
-            waiting = self.layer(layer, next.or(self.head_weights()), waiting, steps, buffers, keys, on)?;
-        }
+        let ids =
+            Ids { start: buffers.inputs.at(), tokens: buffers.tokens_in(), chosen: buffers.tokens.at() };
         match &steps.out {
-            Out::Nothing => Ok(()),
-            Out::Hidden => {
-                if waiting.splits > 0 {
-                    self.norm(None, waiting, stream_rows, 0..rows, (&buffers.normed, false), on)?;
+            Out::Proposed(count) => {
+                buffers.ahead_host.upload(&ahead.ids, Ahead::CHOSEN, on)?;
+                for pass in 0..*count {
+                    let (from, rows) =
+                        if pass == 0 { (Ahead::TOKENS, rows) } else { (Ahead::CHOSEN + pass - 1, 1) };
+                    let steps = Steps { rows, out: Out::Tokens(rows - 1..rows), ..steps.clone() };
+                    let ids = Ids {
+                        start: ahead.id(pass),
+                        tokens: ahead.id(from),
+                        chosen: ahead.id(Ahead::CHOSEN + pass),
+                    };
+                    self.pass(&steps, ids, buffers, cache, on)?;
                 }
-                buffers.x_host.download(&buffers.x, rows * width, on)
+                Ok(())
             }
-            Out::Tokens(wanted) | Out::Logits(wanted) => {
-                self.leave(waiting, stream_rows, wanted.clone(), buffers, on)?;
-                buffers.tokens_host.download(&buffers.tokens, wanted.len(), on)
+            Out::Accepted => {
+                buffers.inputs_host.upload(&buffers.inputs, 2, on)?;
+                let steps = Steps { out: Out::Tokens(0..rows), ..steps.clone() };
+                self.pass(&steps, ids, buffers, cache, on)?;
+                let accept = Accept {
+                    said: ids.chosen,
+                    proposed: ids.tokens + size_of::<u32>() as u64,
+                    accepted: ids.chosen + (MAX_ROWS * size_of::<u32>()) as u64,
+                    count: rows as u32 - 1,
+                };
+                self.kernels.launch(Kernel::Accept, [1, 1, 1], 32, accept, on)?;
+                buffers.tokens_host.download(&buffers.tokens, 1 + MAX_ROWS, on)
+            }
+            out => {
+                buffers.inputs_host.upload(&buffers.inputs, 1 + rows, on)?;
+                self.pass(steps, ids, buffers, cache, on)?;
+                match out {
+                    Out::Tokens(wanted) | Out::Logits(wanted) => {
+                        buffers.tokens_host.download(&buffers.tokens, wanted.len(), on)
+                    }
+                    _ => Ok(()),
+                }
             }
         }
     }
 
+    /// One pass, from where its inputs are on the device to where its answer is.
+    fn pass(
+        &self,
+        steps: &Steps,
+        ids: Ids,
+        buffers: &Buffers,
+        cache: &Buffer,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let (rows, Shape { width, .. }) = (steps.rows, self.shape);
+        if steps.hidden {
+            buffers.x_host.upload(&buffers.x, rows * width, on)?;
+        }
+        let table = self.embedding.as_ref().filter(|_| !steps.hidden);
+        let head_norm = self.head.as_ref().map(|head| &head.norm);
+        let norm = self.layers.first().map(|layer| &layer.input_norm).or(head_norm);
+        self.enter(table, norm, &buffers.x, ids.tokens, buffers, rows, on)?;
+        for number in 0..self.layers.len() {
+            let keys = cache.at() + (2 * number * self.cache_bytes()) as u64;
+            self.layer(number, steps, ids, buffers, keys, on)?;
+        }
+        match &steps.out {
+            Out::Hidden => buffers.x_host.download(&buffers.x, rows * width, on),
+            Out::Tokens(wanted) | Out::Logits(wanted) => {
+                let planes = buffers.normed.at() + (wanted.start * width * 2) as u64;
+                let squares = buffers.squares.at() + (wanted.start * self.square_parts() * 4) as u64;
+                self.head(planes, squares, wanted.len(), ids.chosen, buffers, on)
+            }
+            Out::Nothing | Out::Proposed(_) | Out::Accepted => Ok(()),
+        }
+    }
+
+    /// How rows come in: from a table by their token ids, else as they are in `x`. With a norm they are normed but for
+    /// the scale, as [`add`](Self::add) leaves them.
+    pub(super) fn enter(
+        &self,
+        table: Option<&Matrix>,
+        norm: Option<&Buffer>,
+        x: &Buffer,
+        tokens: u64,
+        buffers: &Buffers,
+        rows: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let parts = self.square_parts();
+        let embed = Embed {
+            x: x.at(),
+            tokens,
+            table: table.map_or(0, Matrix::at),
+            norm: at(norm),
+            out: buffers.normed.at(),
+            squares: buffers.squares.at(),
+            width: self.shape.width as u32,
+            w_planes: table.map_or(0, |table| table.planes) as u32,
+            square_parts: parts as u32,
+        };
+        self.kernels.launch(Kernel::Embed, [rows, parts.div_ceil(EMBED_PARTS), 1], 256, embed, on)
+    }
+
+    /// A layer over normed rows that are still to be scaled; so are those that it leaves.
     fn layer(
         &self,
-        layer: &Layer,
-        next: Option<&Matrix>,
-        waiting: Waiting,
+        number: usize,
         steps: &Steps,
+        ids: Ids,
         buffers: &Buffers,
         keys: u64,
         on: Handle,
-    ) -> Result<Waiting, DeviceError> {
+    ) -> Result<(), DeviceError> {
+        let layer = &self.layers[number];
+        let next = self.layers.get(number + 1);
         let Shape { heads, kv_heads, head_dim, attended, inner, .. } = self.shape;
-        let stream = Rows { x: &buffers.x, partial: &buffers.partial, rows: steps.rows };
         let Steps { rows, chunks, .. } = *steps;
-        self.norm(Some(&layer.input_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
-        let splits =
-            self.multiply(&layer.qkv, Some(&layer.o), &buffers.normed, &buffers.partial, rows, on)?;
-        let values = keys + self.cache_bytes() as u64;
-        self.rotate(layer, (&buffers.partial, splits), &buffers.q, &buffers.inputs, keys, rows, on)?;
+        let (normed, squares, splits) = (buffers.normed.at(), buffers.squares.at(), splits(&layer.qkv));
+        let qkv = self.few_argument(&layer.qkv, Some(&layer.o), normed, squares, rows, splits);
+        self.few_rows(Few { out: buffers.partial.at(), ..qkv }, on)?;
+        let turns = rows <= TURNED_ROWS;
+        if !turns {
+            self.rotate(layer, (&buffers.partial, splits), &buffers.q, ids.start, keys, rows, on)?;
+        }
+        // Few queries a block while there are too few blocks for all of the device, more when the cache is long.
+        let queries = rows * heads / kv_heads;
+        let most = if head_dim > KEY_DIM { QUERIES / 2 } else { QUERIES };
+        let few = QUERIES / 2;
+        let together = if queries.div_ceil(few) * chunks * kv_heads > BUSY { most } else { few };
         let attend = Attend {
-            q: buffers.q.at(),
+            together: together as u32,
+            qkv: self.qkv(layer, (&buffers.partial, splits), ids.start, rows),
+            q: if turns { 0 } else { buffers.q.at() },
             keys,
-            values,
+            values: keys + self.cache_bytes() as u64,
             sums: buffers.chunk_sums.at(),
             stats: buffers.chunk_stats.at(),
             planes: buffers.attended.at(),
-            start: buffers.inputs.at(),
-            heads: heads as u32,
-            kv_heads: kv_heads as u32,
-            head_dim: head_dim as u32,
+            done: buffers.chunks_done.at(),
             chunks: chunks as u32,
             width: attended as u32,
         };
-        self.kernels.launch(Kernel::Attend, [kv_heads, chunks, rows], 256, attend, on)?;
-        if chunks > 1 {
-            self.kernels.launch(Kernel::Merge, [rows, heads, 1], 64, attend, on)?;
-        }
-        let splits =
-            self.multiply(&layer.o, Some(&layer.gate_up), &buffers.attended, &buffers.partial, rows, on)?;
-        let waiting = Waiting { splits, width: layer.o.outputs, bias: at(layer.o_bias.as_ref()) };
-        self.norm(Some(&layer.post_norm), waiting, stream, 0..rows, (&buffers.normed, false), on)?;
+        self.kernels.launch(
+            Kernel::Attend,
+            [kv_heads, chunks, queries.div_ceil(together)],
+            256,
+            attend,
+            on,
+        )?;
+        let (o, bias) = (&layer.o, layer.o_bias.as_ref());
+        let post_norm = Some(&layer.post_norm);
+        self.add(o, bias, Some(&layer.gate_up), post_norm, &buffers.attended, buffers, rows, on)?;
         let gate_up = &layer.gate_up;
-        let (ahead, ahead_bytes) = ahead(Some(&layer.down));
-        let few = Few {
+        let gated = Few {
             out: buffers.gated.at(),
-            planes: buffers.normed.at(),
-            weights: gate_up.at(),
             bias: at(layer.gate_up_bias.as_ref()),
-            ahead,
-            ahead_bytes,
-            ahead_line: AHEAD_LINE,
-            outputs: gate_up.outputs as u32,
-            width: gate_up.width as u32,
-            w_planes: gate_up.planes as u32,
-            rows: rows as u32,
-            splits: 1,
             out_width: inner as u32,
+            ..self.few_argument(gate_up, Some(&layer.down), normed, squares, rows, 1)
         };
         let kernel = if rows <= 8 { Kernel::Gated8 } else { Kernel::Gated16 };
         let blocks = [gate_up.outputs / FEW_OUTPUTS, 1, 1];
-        self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)?;
-        let splits = self.multiply(&layer.down, next, &buffers.gated, &buffers.partial, rows, on)?;
-        Ok(Waiting { splits, width: layer.down.outputs, bias: at(layer.down_bias.as_ref()) })
+        self.kernels.launch(kernel, blocks, FEW_THREADS as usize, gated, on)?;
+        let (down, bias) = (&layer.down, layer.down_bias.as_ref());
+        let (next_matrix, next_norm) = match next {
+            Some(next) => (Some(&next.qkv), Some(&next.input_norm)),
+            None => (self.head_weights(), self.head.as_ref().map(|head| &head.norm)),
+        };
+        self.add(down, bias, next_matrix, next_norm, &buffers.gated, buffers, rows, on)
     }
 
-    /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`].
+    /// Norm, head and argmax of the wanted rows, at most [`MAX_ROWS`]; their token ids go to `chosen`.
     pub(super) fn leave(
         &self,
         waiting: Waiting,
         stream: Rows<'_>,
         wanted: Range<usize>,
+        chosen: u64,
         buffers: &Buffers,
         on: Handle,
     ) -> Result<(), DeviceError> {
-        let (Some(head), Some(weights)) = (&self.head, self.head_weights()) else {
+        let (count, norm) = (wanted.len(), self.head.as_ref().map(|head| &head.norm));
+        self.norm(norm, waiting, stream, wanted, (&buffers.normed, false), on)?;
+        self.head(buffers.normed.at(), 0, count, chosen, buffers, on)
+    }
+
+    /// Head and argmax of `count` normed rows.
+    fn head(
+        &self,
+        planes: u64,
+        squares: u64,
+        count: usize,
+        chosen: u64,
+        buffers: &Buffers,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let Some(weights) = self.head_weights() else {
             return Err(DeviceError::BadPass("token ids from a part without the head".into()));
         };
-        let count = wanted.len();
-        self.norm(Some(&head.norm), waiting, stream, wanted, (&buffers.normed, false), on)?;
-        self.few_rows(weights, None, &buffers.normed, &buffers.logits, count, 1, on)?;
+        let few = self.few_argument(weights, None, planes, squares, count, 1);
+        self.few_rows(Few { out: buffers.logits.at(), ..few }, on)?;
         let parts = self.shape.vocab.div_ceil(ARGMAX).min(32);
         let argmax = Argmax {
             logits: buffers.logits.at(),
-            tokens: buffers.tokens.at(),
+            tokens: chosen,
             tops: buffers.tops.at(),
             ids: buffers.ids.at(),
             vocab: self.shape.vocab as u32,
@@ -460,23 +444,28 @@ impl Model {
         layer: &Layer,
         (partial, splits): (&Buffer, usize),
         q: &Buffer,
-        start: &Buffer,
+        start: u64,
         keys: u64,
         rows: usize,
         on: Handle,
     ) -> Result<(), DeviceError> {
+        let qkv = self.qkv(layer, (partial, splits), start, rows);
+        let rotate = Rotate { qkv, q: q.at(), keys, values: keys + self.cache_bytes() as u64 };
+        let heads = self.shape.heads + 2 * self.shape.kv_heads;
+        self.kernels.launch(Kernel::Rotate, [rows, heads.div_ceil(ROTATE_HEADS), 1], 128, rotate, on)
+    }
+
+    /// What becomes of the sums of queries, keys and values in `partial`.
+    fn qkv(&self, layer: &Layer, (partial, splits): (&Buffer, usize), start: u64, rows: usize) -> Qkv {
         let Shape { heads, kv_heads, head_dim, epsilon, .. } = self.shape;
-        let rotate = Rotate {
+        Qkv {
             partial: partial.at(),
             bias: at(layer.qkv_bias.as_ref()),
             q_norm: at(layer.q_norm.as_ref()),
             k_norm: at(layer.k_norm.as_ref()),
             cosines: self.cosines.at(),
             sines: self.sines.at(),
-            q: q.at(),
-            keys,
-            values: keys + self.cache_bytes() as u64,
-            start: start.at(),
+            start,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             head_dim: head_dim as u32,
@@ -486,41 +475,28 @@ impl Model {
             epsilon,
             // Scores are powers of two, so that the softmax is `exp2`.
             scale: std::f32::consts::LOG2_E / (head_dim as f32).sqrt(),
-        };
-        self.kernels.launch(Kernel::Rotate, [rows, heads + 2 * kv_heads, 1], 128, rotate, on)
+        }
     }
 
-    /// Sums of a matrix by split, to `out`; answers how many splits.
-    fn multiply(
+    /// Sums of squares of a row.
+    pub(super) fn square_parts(&self) -> usize {
+        self.shape.width.next_multiple_of(FEW_OUTPUTS) / ADD_OUTPUTS
+    }
+
+    fn few_argument(
         &self,
         matrix: &Matrix,
         next: Option<&Matrix>,
-        planes: &Buffer,
-        out: &Buffer,
-        rows: usize,
-        on: Handle,
-    ) -> Result<usize, DeviceError> {
-        let splits = splits(matrix);
-        self.few_rows(matrix, next, planes, out, rows, splits, on)?;
-        Ok(splits)
-    }
-
-    fn few_rows(
-        &self,
-        matrix: &Matrix,
-        next: Option<&Matrix>,
-        planes: &Buffer,
-        out: &Buffer,
+        planes: u64,
+        squares: u64,
         rows: usize,
         splits: usize,
-        on: Handle,
-    ) -> Result<(), DeviceError> {
+    ) -> Few {
         let (ahead, ahead_bytes) = ahead(next);
-        let few = Few {
-            out: out.at(),
-            planes: planes.at(),
+        Few {
+            planes,
             weights: matrix.at(),
-            bias: 0,
+            squares,
             ahead,
             ahead_bytes,
             ahead_line: AHEAD_LINE,
@@ -529,46 +505,51 @@ impl Model {
             w_planes: matrix.planes as u32,
             rows: rows as u32,
             splits: splits as u32,
-            out_width: 0,
-        };
-        let kernel = if rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
-        let blocks = [matrix.outputs / FEW_OUTPUTS, splits, 1];
+            square_parts: self.square_parts() as u32,
+            hidden: self.shape.hidden as u32,
+            epsilon: self.shape.epsilon,
+            ..Few::default()
+        }
+    }
+
+    /// Sums of a matrix by split.
+    fn few_rows(&self, few: Few, on: Handle) -> Result<(), DeviceError> {
+        let kernel = if few.rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
+        let blocks = [few.outputs as usize / FEW_OUTPUTS, few.splits as usize, 1];
         self.kernels.launch(kernel, blocks, FEW_THREADS as usize, few, on)
     }
-}
 
-impl Buffers {
-    /// Room for a model's passes.
-    pub(super) fn new(driver: &Arc<dyn Driver>, model: &Model, on: Handle) -> Result<Self, DeviceError> {
-        let Shape { width, heads, head_dim, attended, inner, .. } = model.shape;
-        let new = |bytes| Buffer::zeroed(driver, bytes, "a pass", on);
-        let planes = |width| new(PLANES * MAX_ROWS * width * 2);
-        let sums = |matrix: &Matrix| splits(matrix) * MAX_ROWS * matrix.outputs * 4;
-        let layers = model.layers.iter().flat_map(|layer| [&layer.qkv, &layer.o, &layer.down]);
-        let chunks = model.part.context.div_ceil(CHUNK).next_power_of_two();
-        let values = MAX_ROWS * heads * chunks * 4;
-        Ok(Buffers {
-            inputs: new((1 + MAX_ROWS) * 4)?,
-            inputs_host: Pinned::new(driver, 1 + MAX_ROWS)?,
-            x: new(MAX_ROWS * width * 4)?,
-            x_host: Pinned::new(driver, MAX_ROWS * width)?,
-            normed: planes(width)?,
-            attended: planes(attended)?,
-            gated: planes(inner)?,
-            partial: new(layers.map(sums).max().unwrap_or(0))?,
-            q: new(MAX_ROWS * heads * head_dim * 4)?,
-            chunk_sums: new(values * head_dim)?,
-            chunk_stats: new(values * 2)?,
-            logits: new(MAX_ROWS * model.logits_width() * 4)?,
-            tops: new(MAX_ROWS * 32 * 4)?,
-            ids: new(MAX_ROWS * 32 * 4)?,
-            tokens: new(MAX_ROWS * 4)?,
-            tokens_host: Pinned::new(driver, MAX_ROWS)?,
-        })
-    }
-
-    /// Where the rows' token ids are.
-    fn tokens_in(&self) -> u64 {
-        self.inputs.at() + size_of::<u32>() as u64
+    /// Adds a matrix's products to the residual stream, and leaves it normed by `norm` but for the scale.
+    fn add(
+        &self,
+        matrix: &Matrix,
+        bias: Option<&Buffer>,
+        next: Option<&Matrix>,
+        norm: Option<&Buffer>,
+        planes: &Buffer,
+        buffers: &Buffers,
+        rows: usize,
+        on: Handle,
+    ) -> Result<(), DeviceError> {
+        let (ahead, ahead_bytes) = ahead(next);
+        let add = Add {
+            x: buffers.x.at(),
+            out: buffers.normed.at(),
+            squares: buffers.squares.at(),
+            planes: planes.at(),
+            weights: matrix.at(),
+            bias: at(bias),
+            norm: at(norm),
+            ahead,
+            ahead_bytes,
+            ahead_line: AHEAD_LINE,
+            outputs: matrix.outputs as u32,
+            width: matrix.width as u32,
+            w_planes: matrix.planes as u32,
+            rows: rows as u32,
+            x_width: self.shape.width as u32,
+        };
+        let kernel = if rows <= 8 { Kernel::Add8 } else { Kernel::Add16 };
+        self.kernels.launch(kernel, [matrix.outputs / ADD_OUTPUTS, 1, 1], ADD_THREADS, add, on)
     }
 }

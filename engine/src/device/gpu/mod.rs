@@ -6,6 +6,7 @@
 //! | `arguments` | the kernels by name and their arguments |
 //! | `kernels` | the kernels' image, and starting them; `unsafe` |
 //! | `weights` | weights as the kernels read them |
+//! | `buffers` | where a pass's rows are on their way |
 //! | `forward` | a decoder's passes, top to bottom |
 //! | `dense` | the same for many rows, in bf16 |
 //! | `shard` | the cache, and the checks of a pass |
@@ -19,6 +20,7 @@ use crate::model::Checkpoint;
 
 #[allow(dead_code, reason = "tests use the fields, and so does the stand-in HIP library")]
 mod arguments;
+mod buffers;
 mod dense;
 #[allow(unsafe_code)]
 pub(crate) mod driver;

@@ -3,12 +3,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use marker_core::Phase;
+
+use super::buffers::{Ahead, Buffers, Out, Steps};
 use super::dense::{Enter, MOST_ROWS, Wide};
-use super::driver::{Buffer, Driver, Graph, Stream};
-use super::forward::{Buffers, Model, Out, Rows, Steps};
+use super::driver::{Buffer, Driver, Graph, Stream, enter_to_end, tell};
+use super::forward::{Model, Rows};
 use super::kernels::{CHUNK, Kernels, MAX_ROWS};
-use crate::device::{Answer, DeviceError, Input, Part, Pass, Path, Shard, Want};
+use crate::device::{Answer, DeviceError, Input, MOST_UNSEEN, Part, Pass, Path, Proposed, Shard, Want};
 use crate::model::Checkpoint;
 
 /// Graphs that are kept; passes beyond them are launched kernel by kernel.
@@ -18,7 +22,8 @@ const MOST_GRAPHS: usize = 64;
 pub(super) struct GpuShard {
     /// Passes that came before: their graphs once they came twice.
     graphs: HashMap<Steps, Option<Graph>>,
-    stream: Stream,
+    /// The stream, and what goes on there while the host does something else.
+    ahead: Arc<Ahead>,
     buffers: Buffers,
     wide: Option<Wide>,
     cache: Buffer,
@@ -58,10 +63,11 @@ impl GpuShard {
         let layers = model.part.layers.len();
         let cache = Buffer::zeroed(driver, 2 * layers * model.cache_bytes(), "the KV cache", on)?;
         let buffers = Buffers::new(driver, &model, on)?;
-        stream.synchronise()?;
+        let ahead = Ahead::new(driver, stream)?;
+        ahead.stream.synchronise()?;
         Ok(GpuShard {
             graphs: HashMap::new(),
-            stream,
+            ahead: Arc::new(ahead),
             buffers,
             wide: None,
             cache,
@@ -147,15 +153,14 @@ impl GpuShard {
             Want::Tokens(wanted) => Out::Tokens(among(wanted)),
             Want::Logits(wanted) => Out::Logits(among(wanted)),
         };
-        // Powers of two, so that few graphs serve all lengths; chunks behind the end have nothing to do.
-        let chunks = (start + rows).div_ceil(CHUNK).next_power_of_two();
-        let tokens = matches!(pass.input, Input::Tokens(_));
-        let steps = Steps { rows, tokens, chunks, out };
-        let done = self.replay(&steps);
+        let comes_hidden = matches!(pass.input, Input::Hidden(_));
+        let steps = Steps { rows, hidden: comes_hidden, chunks: chunks(start + rows), out };
+        let ahead = Arc::clone(&self.ahead);
+        let done = self.replay(&steps, &ahead.stream);
         // Also after a failure: what is under way must not meet the next pass's inputs.
-        done.and(self.stream.synchronise())?;
+        done.and(ahead.stream.synchronise())?;
         match &steps.out {
-            Out::Nothing => {}
+            Out::Nothing | Out::Proposed(_) | Out::Accepted => {}
             Out::Hidden => {
                 for row in self.buffers.x_host.values().chunks(width).take(rows) {
                     answer.hidden.extend_from_slice(&row[..hidden]);
@@ -175,7 +180,7 @@ impl GpuShard {
     fn logits(&self, rows: usize, answer: &mut Answer) -> Result<(), DeviceError> {
         let (vocab, stride) = (self.model.shape.vocab, self.model.logits_width());
         let mut logits = vec![0.0; rows * stride];
-        self.buffers.logits.read(0, &mut logits, self.stream.handle())?;
+        self.buffers.logits.read(0, &mut logits, self.ahead.stream.handle())?;
         for row in logits.chunks(stride) {
             answer.logits.extend_from_slice(&row[..vocab]);
         }
@@ -189,7 +194,7 @@ impl GpuShard {
         range: Range<usize>,
         answer: &mut Answer,
     ) -> Result<(), DeviceError> {
-        let (on, rows) = (self.stream.handle(), range.len());
+        let (on, rows) = (self.ahead.stream.handle(), range.len());
         if !self.wide.as_ref().is_some_and(|wide| wide.fits(rows)) {
             self.wide = None;
             self.wide = Some(Wide::new(&self.driver, &self.model, rows, on)?);
@@ -209,8 +214,14 @@ impl GpuShard {
                 Enter::Hidden(&padded)
             }
         };
-        let (_, waiting) =
-            self.model.dense(enter, pass.start + range.start, wide, &self.cache, &self.stream)?;
+        let (_, waiting) = self.model.dense(
+            enter,
+            pass.start + range.start,
+            wide,
+            &self.buffers,
+            &self.cache,
+            &self.ahead.stream,
+        )?;
         let stream = Rows { x: &wide.x, partial: &wide.partial, rows };
         match &pass.want {
             Want::Hidden => {
@@ -230,40 +241,42 @@ impl GpuShard {
                 for first in (first..last).step_by(MAX_ROWS) {
                     let group = first..last.min(first + MAX_ROWS);
                     let count = group.len();
-                    self.model.leave(waiting, stream, group, &self.buffers, on)?;
+                    let chosen = self.buffers.tokens.at();
+                    self.model.leave(waiting, stream, group, chosen, &self.buffers, on)?;
                     self.buffers.tokens_host.download(&self.buffers.tokens, count, on)?;
-                    self.stream.synchronise()?;
+                    self.ahead.stream.synchronise()?;
                     answer.tokens.extend_from_slice(&self.buffers.tokens_host.values()[..count]);
                     if matches!(pass.want, Want::Logits(_)) {
                         self.logits(count, answer)?;
                     }
                 }
-                self.stream.synchronise()
+                self.ahead.stream.synchronise()
             }
         }
     }
 
     /// Does a pass: kernel by kernel at first, as one graph when it comes again.
-    fn replay(&mut self, steps: &Steps) -> Result<(), DeviceError> {
-        let GpuShard { graphs, stream, buffers, cache, model, .. } = self;
+    fn replay(&mut self, steps: &Steps, stream: &Stream) -> Result<(), DeviceError> {
+        let GpuShard { graphs, ahead, buffers, cache, model, .. } = self;
+        let work = || model.few(steps, buffers, ahead, cache, stream);
         let room = graphs.len() < MOST_GRAPHS;
         match graphs.get_mut(steps) {
             Some(Some(graph)) => return graph.launch(stream),
             Some(slot) => {
-                let graph = slot.insert(stream.capture(|| model.few(steps, buffers, cache, stream))?);
+                let graph = slot.insert(stream.capture(work)?);
                 return graph.launch(stream);
             }
             None if room => drop(graphs.insert(steps.clone(), None)),
             None => {}
         }
-        model.few(steps, buffers, cache, stream)
+        work()
     }
 
     /// After a failure waits for what is under way: it must not meet what is then dropped or used again.
     fn settled(&self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
         if done.is_err() {
             // The failure that came first is the one to tell.
-            let _ = self.stream.synchronise();
+            let _ = self.ahead.stream.synchronise();
         }
         done
     }
@@ -271,6 +284,22 @@ impl GpuShard {
     /// Bytes of one position in a layer's keys.
     fn position_bytes(&self) -> usize {
         self.model.shape.kv_width() * size_of::<f32>()
+    }
+}
+
+/// Chunks of the cache for attention up to a position: powers of two, so that few graphs serve all lengths. Those
+/// behind the end have nothing to do.
+fn chunks(end: usize) -> usize {
+    end.div_ceil(CHUNK).next_power_of_two()
+}
+
+impl Drop for GpuShard {
+    fn drop(&mut self) {
+        // The stream may outlive this in what was proposed; its work must not.
+        enter_to_end(&*self.driver);
+        if let Err(error) = self.ahead.settle() {
+            tell(&error);
+        }
     }
 }
 
@@ -290,6 +319,7 @@ impl Shard for GpuShard {
     fn forward(&mut self, pass: &Pass<'_>, answer: &mut Answer) -> Result<(), DeviceError> {
         let rows = self.check(pass)?;
         self.driver.enter()?;
+        self.ahead.settle()?;
         answer.hidden.clear();
         answer.tokens.clear();
         answer.logits.clear();
@@ -318,7 +348,7 @@ impl Shard for GpuShard {
 
     fn snapshot(&mut self) -> Result<(), DeviceError> {
         self.driver.enter()?;
-        let on = self.stream.handle();
+        let on = self.ahead.stream.handle();
         let copy = match self.saved.take() {
             Some(saved) => saved.cache,
             None => Buffer::new(&self.driver, self.cache.bytes(), "a copy of the KV cache")?,
@@ -340,12 +370,79 @@ impl Shard for GpuShard {
                 "{accepted} rows to keep, but {appended} were appended to the copy"
             )));
         }
-        let (on, bytes) = (self.stream.handle(), saved.len * self.position_bytes());
+        let (on, bytes) = (self.ahead.stream.handle(), saved.len * self.position_bytes());
         for half in 0..2 * self.model.part.layers.len() {
             let offset = half * self.model.cache_bytes();
             self.cache.copy_from(offset, &saved.cache, offset, bytes, on)?;
         }
         self.len = saved.len + accepted;
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<&str> {
+        let Part { embedding, head, .. } = self.model.part;
+        (embedding && head).then(|| self.driver.name())
+    }
+
+    fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Proposed, DeviceError> {
+        let (start, rows) = (self.len, tokens.len());
+        let want = Want::Tokens(rows.saturating_sub(1)..rows);
+        let pass =
+            Pass { input: Input::Tokens(tokens), start, phase: Phase::Unspecified, path: Path::Decode, want };
+        self.check(&pass)?;
+        let end = start + rows + count - 1;
+        if rows > MAX_ROWS || !(1..=MOST_UNSEEN).contains(&count) || end > self.model.part.context {
+            return Err(DeviceError::BadPass(format!(
+                "{count} proposals behind {rows} rows from {start} on"
+            )));
+        }
+        self.driver.enter()?;
+        self.ahead.settle()?;
+        let inputs = self.buffers.ahead_host.values();
+        inputs[0] = start as u32;
+        for (start, pass) in (start + rows..).zip(&mut inputs[1..count]) {
+            *pass = start as u32;
+        }
+        inputs[Ahead::TOKENS..][..rows].copy_from_slice(tokens);
+        let ahead = Arc::clone(&self.ahead);
+        ahead.is_under_way.store(true, Ordering::Relaxed);
+        self.replay(
+            &Steps { rows, hidden: false, chunks: chunks(end), out: Out::Proposed(count) },
+            &ahead.stream,
+        )?;
+        self.len = end;
+        Ok(Proposed { count, place: ahead })
+    }
+
+    fn verify(&mut self, last: u32, proposed: &Proposed, answer: &mut Answer) -> Result<(), DeviceError> {
+        let (start, rows) = (self.len, 1 + proposed.count);
+        let Ok(ahead) = Arc::clone(&proposed.place).downcast::<Ahead>() else {
+            return Err(DeviceError::BadPass("proposals from another kind of device".into()));
+        };
+        let want = Want::Tokens(0..1);
+        let pass =
+            Pass { input: Input::Tokens(&[last]), start, phase: Phase::Verify, path: Path::Decode, want };
+        self.check(&pass)?;
+        if rows > MAX_ROWS || start + rows > self.model.part.context {
+            return Err(DeviceError::BadPass(format!("{rows} rows from position {start} on")));
+        }
+        self.driver.enter()?;
+        self.ahead.settle()?;
+        let inputs = self.buffers.inputs_host.values();
+        (inputs[0], inputs[1]) = (start as u32, last);
+        // On the draft's stream, behind its passes: nothing has to be waited for in between.
+        let (stream, word) = (&ahead.stream, size_of::<u32>());
+        let chosen = Ahead::CHOSEN * word;
+        let bytes = proposed.count * word;
+        let copied = self.buffers.inputs.copy_from(2 * word, &ahead.ids, chosen, bytes, stream.handle());
+        let steps = Steps { rows, hidden: false, chunks: chunks(start + rows), out: Out::Accepted };
+        let done = copied.and_then(|()| self.replay(&steps, stream));
+        done.and(stream.synchronise())?;
+        ahead.is_under_way.store(false, Ordering::Relaxed);
+        let said = self.buffers.tokens_host.values();
+        let accepted = (said[MAX_ROWS] as usize).min(proposed.count);
+        *answer = Answer { tokens: said[..=accepted].to_vec(), ..Answer::default() };
+        self.len += rows;
         Ok(())
     }
 
@@ -358,8 +455,8 @@ impl Shard for GpuShard {
         let count = self.len * self.model.shape.kv_width();
         let (mut keys, mut values) = (vec![0.0; count], vec![0.0; count]);
         let offset = 2 * (layer - start) * self.model.cache_bytes();
-        self.cache.read(offset, &mut keys, self.stream.handle())?;
-        self.cache.read(offset + self.model.cache_bytes(), &mut values, self.stream.handle())?;
+        self.cache.read(offset, &mut keys, self.ahead.stream.handle())?;
+        self.cache.read(offset + self.model.cache_bytes(), &mut values, self.ahead.stream.handle())?;
         Ok((keys, values))
     }
 }

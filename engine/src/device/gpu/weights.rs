@@ -8,9 +8,14 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::driver::{Buffer, Driver, Handle};
+use super::kernels::FEW_OUTPUTS;
 use crate::device::DeviceError;
-use crate::model::{Dtype, Tensor};
+use crate::model::{Dtype, LayerWeights, Linear, Tensor};
 
+/// Inputs that a step of the matrix kernels takes.
+pub(super) const STEP: usize = 32;
+/// Gate and up columns of a block of the matrix kernels.
+pub(super) const COLUMNS: usize = FEW_OUTPUTS / 2;
 /// Bytes that are packed on the host at a time, about.
 const PACKED_AT_ONCE: usize = 16 << 20;
 
@@ -145,6 +150,67 @@ fn pack(dtype: Dtype, from: &[u8], to: &mut [u16], width: usize) {
                 put(at, f32::from_le_bytes(quad));
             }
         }
+    }
+}
+
+/// One layer's.
+pub(super) struct Layer {
+    pub(super) input_norm: Buffer,
+    pub(super) qkv: Matrix,
+    pub(super) qkv_bias: Option<Buffer>,
+    pub(super) q_norm: Option<Buffer>,
+    pub(super) k_norm: Option<Buffer>,
+    pub(super) o: Matrix,
+    pub(super) o_bias: Option<Buffer>,
+    pub(super) post_norm: Buffer,
+    pub(super) gate_up: Matrix,
+    pub(super) gate_up_bias: Option<Buffer>,
+    pub(super) down: Matrix,
+    pub(super) down_bias: Option<Buffer>,
+}
+
+/// What follows the last layer.
+pub(super) struct Head {
+    pub(super) norm: Buffer,
+    /// `None`: the embedding.
+    pub(super) weights: Option<Matrix>,
+}
+
+impl Layer {
+    /// Uploads them.
+    pub(super) fn upload(
+        driver: &Arc<dyn Driver>,
+        on: Handle,
+        weights: &LayerWeights<'_>,
+    ) -> Result<Self, DeviceError> {
+        let matrix = |linear: &Linear<'_>, inputs| {
+            Matrix::upload(driver, on, &[&linear.weight], (1, FEW_OUTPUTS, inputs))
+        };
+        let bias = |parts: &[&Linear<'_>], each| -> Result<Option<Buffer>, DeviceError> {
+            let parts: Vec<_> = parts.iter().filter_map(|linear| linear.bias.as_ref()).collect();
+            if parts.is_empty() { Ok(None) } else { Ok(Some(vector(driver, on, &parts, each)?)) }
+        };
+        let norm = |tensor| vector(driver, on, &[tensor], FEW_OUTPUTS);
+        let (q, k, v) = (&weights.q, &weights.k, &weights.v);
+        Ok(Layer {
+            input_norm: norm(&weights.input_norm)?,
+            qkv: Matrix::upload(driver, on, &[&q.weight, &k.weight, &v.weight], (1, FEW_OUTPUTS, STEP))?,
+            qkv_bias: bias(&[q, k, v], 1)?,
+            q_norm: weights.q_norm.as_ref().map(norm).transpose()?,
+            k_norm: weights.k_norm.as_ref().map(norm).transpose()?,
+            o: matrix(&weights.o, STEP)?,
+            o_bias: bias(&[&weights.o], FEW_OUTPUTS)?,
+            post_norm: norm(&weights.post_norm)?,
+            gate_up: Matrix::upload(
+                driver,
+                on,
+                &[&weights.gate.weight, &weights.up.weight],
+                (COLUMNS, FEW_OUTPUTS, STEP),
+            )?,
+            gate_up_bias: bias(&[&weights.gate, &weights.up], COLUMNS)?,
+            down: matrix(&weights.down, COLUMNS)?,
+            down_bias: bias(&[&weights.down], FEW_OUTPUTS)?,
+        })
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use super::super::kernels::{Argmax, Attend, Dense, Embed, Few, Flash, Kernel, Norm, Rotate};
+use super::super::kernels::{
+    Accept, Add, Argmax, Attend, Dense, Embed, Few, Flash, Kernel, Norm, Qkv, Rotate,
+};
 use super::super::{HSACO_GFX1151, PTX_SM_86, PTX_SM_90};
 
 fn ptx() -> &'static str {
@@ -76,11 +78,14 @@ fn the_hosts_structs_have_the_kernels_fields() {
         ("Embed", Embed::layout()),
         ("Norm", Norm::layout()),
         ("Few", Few::layout()),
+        ("Add", Add::layout()),
+        ("Qkv", Qkv::layout()),
         ("Rotate", Rotate::layout()),
         ("Attend", Attend::layout()),
         ("Dense", Dense::layout()),
         ("Flash", Flash::layout()),
         ("Argmax", Argmax::layout()),
+        ("Accept", Accept::layout()),
     ] {
         let host: Vec<usize> = host.iter().flat_map(|&(_, offset, size)| [offset, size]).collect();
         assert_eq!(layout(name), host, "{name}");

@@ -8,8 +8,9 @@ use half::bf16;
 
 use super::super::driver::{Buffer, Driver, Plain, Stream};
 use super::super::kernels::{
-    Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, Embed, FEW_OUTPUTS, FEW_THREADS, FLASH_ROWS, Few,
-    Flash, Kernel, Kernels, MAX_ROWS, Norm, PLANES, Rotate, WIDE_THREADS,
+    ADD_OUTPUTS, ADD_THREADS, Accept, Add, Argmax, Argument, Attend, CHUNK, DENSE_ROWS, Dense, EMBED_PARTS,
+    Embed, FEW_OUTPUTS, FEW_THREADS, FLASH_ROWS, Few, Flash, KEY_DIM, Kernel, Kernels, MAX_ROWS, Norm,
+    PLANES, QUERIES, Qkv, ROTATE_HEADS, Rotate, WIDE_THREADS,
 };
 
 /// Bytes of a guard zone.
@@ -161,19 +162,43 @@ fn multiply(x: &[f32], weights: &[f64], width: usize) -> Vec<f64> {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn embed_takes_rows_of_the_table() {
+fn embed_takes_rows_of_the_table_and_leaves_them_normed() {
     let bench = Bench::new();
     for (planes, width) in [(1, 32), (2, 96), (3, 416)] {
         let (table, values) = weights(&bench, 50, planes, width);
         let tokens = [49_u32, 0, 7, 7];
+        let parts = width.next_multiple_of(FEW_OUTPUTS) / ADD_OUTPUTS;
+        let norm = bench.randoms(width);
+        let (table, ids, on_norm) = (bench.put(&table), bench.put(&tokens), bench.put(&norm));
         let x = bench.poisoned(4 * width * 4);
-        let (table, ids) = (bench.put(&table), bench.put(&tokens));
-        let argument =
-            Embed { x: x.at, tokens: ids.at, table: table.at, width: width as u32, w_planes: planes as u32 };
-        bench.launch(Kernel::Embed, [4, 1, 1], 256, argument);
         let exact: Vec<f64> =
             tokens.iter().flat_map(|&id| values[id as usize * width..][..width].to_vec()).collect();
-        near("embed", &bench.get(x), &exact, 1e-7);
+        // From the table, and as they are in x then.
+        for table in [table.at, 0] {
+            let out = bench.poisoned(PLANES * MAX_ROWS * width * 2);
+            let squares = bench.poisoned(4 * parts * 4);
+            let argument = Embed {
+                x: x.at,
+                tokens: ids.at,
+                table,
+                norm: on_norm.at,
+                out: out.at,
+                squares: squares.at,
+                width: width as u32,
+                w_planes: planes as u32,
+                square_parts: parts as u32,
+            };
+            bench.launch(Kernel::Embed, [4, parts.div_ceil(EMBED_PARTS), 1], 256, argument);
+            near("embed", &bench.get(x), &exact, 1e-7);
+            let normed: Vec<f64> =
+                exact.iter().enumerate().map(|(at, x)| x * f64::from(norm[at % width])).collect();
+            near("normed", &join(&bench.get(out), width, 4 * width), &normed, 1e-6);
+            let squares: Vec<f32> = bench.get(squares);
+            for (squares, exact) in squares.chunks(parts).zip(exact.chunks(width)) {
+                let exact: f64 = exact.iter().map(|x| x * x).sum();
+                assert!((f64::from(squares.iter().sum::<f32>()) / exact - 1.0).abs() < 1e-5);
+            }
+        }
         bench.done();
     }
 }
@@ -289,7 +314,7 @@ fn few_rows_times_a_matrix() {
                 w_planes: w_planes as u32,
                 rows: rows as u32,
                 splits: splits as u32,
-                out_width: 0,
+                ..Few::default()
             };
             let kernel = if rows <= 8 { Kernel::Few8 } else { Kernel::Few16 };
             bench.launch(kernel, [outputs / FEW_OUTPUTS, splits, 1], FEW_THREADS as usize, argument);
@@ -321,7 +346,15 @@ fn gated_rows() {
         let (x, bias) = (bench.randoms(MAX_ROWS * width), bench.randoms(2 * inner));
         let (on_weights, planes, on_bias) =
             (bench.put(&bits), bench.put(&split(&x, width)), bench.put(&bias));
-        let sums = multiply(&x, &values, width);
+        let mut sums = multiply(&x, &values, width);
+        let squares: Vec<f32> = bench.randoms(MAX_ROWS * 5).iter().map(|x| x * x * 9.0).collect();
+        let on_squares = bench.put(&squares);
+        for (sums, squares) in sums.chunks_mut(2 * inner).zip(squares.chunks(5)) {
+            let mean = squares.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
+            for sum in sums {
+                *sum /= (mean + 1e-5).sqrt();
+            }
+        }
         let mut first: Vec<u16> = Vec::new();
         for rows in [1, 5, 8, 11, 16] {
             let out = bench.poisoned(PLANES * MAX_ROWS * inner * 2);
@@ -339,6 +372,10 @@ fn gated_rows() {
                 rows: rows as u32,
                 splits: 1,
                 out_width: inner as u32,
+                squares: on_squares.at,
+                square_parts: 5,
+                hidden: width as u32,
+                epsilon: 1e-5,
             };
             let kernel = if rows <= 8 { Kernel::Gated8 } else { Kernel::Gated16 };
             bench.launch(kernel, [2 * inner / FEW_OUTPUTS, 1, 1], FEW_THREADS as usize, argument);
@@ -366,15 +403,96 @@ fn gated_rows() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn rotate_norms_turns_and_appends() {
+fn a_matrix_added_to_the_residual_stream() {
     let bench = Bench::new();
-    for (heads, kv_heads, head_dim, rows, splits, normed, biased) in [
-        (3, 1, 8, 1, 1, false, false),
-        (4, 2, 64, 5, 3, true, true),
-        (2, 2, 80, 16, 2, true, false),
-        (7, 1, 256, 2, 8, false, true),
+    let mut worst = 0.0_f64;
+    for (outputs, x_width, width, w_planes, biased) in [
+        (128, 32, 32, 1, true),
+        (128, 96, 64, 3, false),
+        (512, 416, 96, 2, true),
+        (256, 256, 4096, 1, false),
+        (128, 128, 14336, 1, true),
     ] {
-        let (context, start, all) = (40_usize, 9_usize, heads + 2 * kv_heads);
+        let (bits, values) = weights(&bench, outputs, w_planes, width);
+        let (rows_in, x) = (bench.randoms(MAX_ROWS * width), bench.randoms(MAX_ROWS * x_width));
+        let (norm, bias) = (bench.randoms(outputs), bench.randoms(outputs));
+        let (on_weights, planes) = (bench.put(&bits), bench.put(&split(&rows_in, width)));
+        let (on_norm, on_bias) = (bench.put(&norm), bench.put(&bias));
+        let parts = outputs / ADD_OUTPUTS;
+        let mut alone: Vec<(Vec<f32>, Vec<f32>)> = Vec::new();
+        for rows in [1, 2, 7, 8, 9, 16] {
+            let on_x = bench.put(&x);
+            let out = bench.poisoned(PLANES * MAX_ROWS * x_width * 2);
+            let squares = bench.poisoned(MAX_ROWS * parts * 4);
+            let argument = Add {
+                x: on_x.at,
+                out: out.at,
+                squares: squares.at,
+                planes: planes.at,
+                weights: on_weights.at,
+                bias: if biased { on_bias.at } else { 0 },
+                norm: on_norm.at,
+                ahead: on_weights.at,
+                ahead_bytes: bits.len() as u32 * 2,
+                ahead_line: 128,
+                outputs: outputs as u32,
+                width: width as u32,
+                w_planes: w_planes as u32,
+                rows: rows as u32,
+                x_width: x_width as u32,
+            };
+            let kernel = if rows <= 8 { Kernel::Add8 } else { Kernel::Add16 };
+            bench.launch(kernel, [parts, 1, 1], ADD_THREADS, argument);
+            let products = multiply(&rows_in[..rows * width], &values, width);
+            let sums: Vec<f64> = (0..rows * x_width)
+                .map(|at| {
+                    let (row, column) = (at / x_width, at % x_width);
+                    let bias = if biased { f64::from(bias[column]) } else { 0.0 };
+                    f64::from(x[at]) + products[row * outputs + column] + bias
+                })
+                .collect();
+            let got: Vec<f32> = bench.get(on_x);
+            assert_eq!(got[rows * x_width..], x[rows * x_width..], "rows that are not the pass's");
+            worst = worst.max(near("sum", &got[..rows * x_width], &sums, 2e-6));
+            let normed: Vec<f64> =
+                sums.iter().enumerate().map(|(at, x)| x * f64::from(norm[at % x_width])).collect();
+            let got_normed = join(&bench.get(out), x_width, rows * x_width);
+            near("normed", &got_normed, &normed, 2e-6);
+            let squares: Vec<f32> = bench.get(squares);
+            for (row, sums) in sums.chunks(x_width).enumerate() {
+                let squares = &squares[row * parts..][..parts];
+                let exact: f64 = sums.iter().map(|x| x * x).sum();
+                let got: f64 = squares.iter().map(|x| f64::from(*x)).sum();
+                assert!((got / exact - 1.0).abs() < 1e-5, "{got} {exact}");
+                // A row is the same bits whatever the other rows are.
+                let bits = (got_normed[row * x_width..][..x_width].to_vec(), squares.to_vec());
+                match alone.get(row) {
+                    Some(alone) => assert_eq!(alone, &bits, "row {row} of {rows}, width {width}"),
+                    None => alone.push(bits),
+                }
+            }
+        }
+        bench.done();
+    }
+    eprintln!("added: off by {worst:e}");
+}
+
+/// Sums of queries, keys and values of a pass's rows, and what `f64` makes of them.
+struct Heads {
+    qkv: Qkv,
+    /// `[rows, heads + 2 kv_heads, head_dim]`.
+    exact: Vec<f64>,
+}
+
+impl Heads {
+    fn new(
+        bench: &Bench,
+        (heads, kv_heads, head_dim): (usize, usize, usize),
+        (start, rows, context): (usize, usize, usize),
+        splits: usize,
+        (normed, biased): (bool, bool),
+    ) -> Self {
+        let all = heads + 2 * kv_heads;
         let wide = usize::next_multiple_of(all * head_dim, 128);
         let half = head_dim / 2;
         let partial = bench.randoms(splits * rows * wide);
@@ -383,19 +501,46 @@ fn rotate_norms_turns_and_appends() {
         let angles = bench.randoms(context * half);
         let cosines: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
         let sines: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
-        let q = bench.poisoned(rows * heads * head_dim * 4);
-        let cache = context * kv_heads * head_dim;
-        let (keys, values) = (bench.poisoned(cache * 4), bench.poisoned(cache * 4));
-        let argument = Rotate {
+        let mut exact = Vec::new();
+        for row in 0..rows {
+            for head in 0..all {
+                let mut values: Vec<f64> = (0..head_dim)
+                    .map(|at| {
+                        let column = head * head_dim + at;
+                        let sum = (0..splits).map(|s| f64::from(partial[(s * rows + row) * wide + column]));
+                        sum.sum::<f64>() + if biased { f64::from(bias[column]) } else { 0.0 }
+                    })
+                    .collect();
+                let (is_query, is_key) = (head < heads, (heads..heads + kv_heads).contains(&head));
+                if normed && (is_query || is_key) {
+                    let mean = values.iter().map(|x| x * x).sum::<f64>() / head_dim as f64;
+                    let weight = if is_query { &q_norm } else { &k_norm };
+                    let scale = 1.0 / (mean + 1e-6).sqrt();
+                    values.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * f64::from(*w));
+                }
+                if is_query || is_key {
+                    for at in 0..half {
+                        let angle = (start + row) * half + at;
+                        let (c, s) = (f64::from(cosines[angle]), f64::from(sines[angle]));
+                        let (a, b) = (values[at], values[at + half]);
+                        (values[at], values[at + half]) = (a * c - b * s, b * c + a * s);
+                    }
+                }
+                if is_query {
+                    for x in &mut values {
+                        *x *= f64::from(0.3_f32);
+                    }
+                }
+                exact.extend(values);
+            }
+        }
+        let qkv = Qkv {
             partial: bench.put(&partial).at,
             bias: if biased { bench.put(&bias).at } else { 0 },
             q_norm: if normed { bench.put(&q_norm).at } else { 0 },
             k_norm: if normed { bench.put(&k_norm).at } else { 0 },
             cosines: bench.put(&cosines).at,
             sines: bench.put(&sines).at,
-            q: q.at,
-            keys: keys.at,
-            values: values.at,
             start: bench.put(&[start as u32]).at,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
@@ -406,43 +551,45 @@ fn rotate_norms_turns_and_appends() {
             epsilon: 1e-6,
             scale: 0.3,
         };
-        bench.launch(Kernel::Rotate, [rows, all, 1], 128, argument);
+        Heads { qkv, exact }
+    }
+
+    fn head(&self, row: usize, head: usize) -> &[f64] {
+        let Qkv { heads, kv_heads, head_dim, .. } = self.qkv;
+        let (all, dim) = ((heads + 2 * kv_heads) as usize, head_dim as usize);
+        &self.exact[(row * all + head) * dim..][..dim]
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn rotate_norms_turns_and_appends() {
+    let bench = Bench::new();
+    for (heads, kv_heads, head_dim, rows, splits, normed, biased) in [
+        (3, 1, 8, 1, 1, false, false),
+        (4, 2, 64, 5, 3, true, true),
+        (2, 2, 80, 16, 2, true, false),
+        (7, 1, 256, 2, 8, false, true),
+    ] {
+        let (context, start, all) = (40_usize, 9_usize, heads + 2 * kv_heads);
+        let shape = (heads, kv_heads, head_dim);
+        let input = Heads::new(&bench, shape, (start, rows, context), splits, (normed, biased));
+        let q = bench.poisoned(rows * heads * head_dim * 4);
+        let cache = context * kv_heads * head_dim;
+        let (keys, values) = (bench.poisoned(cache * 4), bench.poisoned(cache * 4));
+        let argument = Rotate { qkv: input.qkv, q: q.at, keys: keys.at, values: values.at };
+        bench.launch(Kernel::Rotate, [rows, all.div_ceil(ROTATE_HEADS), 1], 128, argument);
         let (q, keys, values) = (bench.get::<f32>(q), bench.get::<f32>(keys), bench.get::<f32>(values));
         for row in 0..rows {
             for head in 0..all {
-                let mut exact: Vec<f64> = (0..head_dim)
-                    .map(|at| {
-                        let column = head * head_dim + at;
-                        let sum = (0..splits).map(|s| f64::from(partial[(s * rows + row) * wide + column]));
-                        sum.sum::<f64>() + if biased { f64::from(bias[column]) } else { 0.0 }
-                    })
-                    .collect();
-                let (is_query, is_key) = (head < heads, (heads..heads + kv_heads).contains(&head));
-                if normed && (is_query || is_key) {
-                    let mean = exact.iter().map(|x| x * x).sum::<f64>() / head_dim as f64;
-                    let weight = if is_query { &q_norm } else { &k_norm };
-                    let scale = 1.0 / (mean + 1e-6).sqrt();
-                    exact.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * f64::from(*w));
-                }
-                if is_query || is_key {
-                    for at in 0..half {
-                        let angle = (start + row) * half + at;
-                        let (c, s) = (f64::from(cosines[angle]), f64::from(sines[angle]));
-                        let (a, b) = (exact[at], exact[at + half]);
-                        (exact[at], exact[at + half]) = (a * c - b * s, b * c + a * s);
-                    }
-                }
-                let got = if is_query {
-                    for x in &mut exact {
-                        *x *= f64::from(0.3_f32);
-                    }
+                let got = if head < heads {
                     &q[(row * heads + head) * head_dim..][..head_dim]
                 } else {
                     let kv = (head - heads) % kv_heads;
-                    let rows = if is_key { &keys } else { &values };
+                    let rows = if head < heads + kv_heads { &keys } else { &values };
                     &rows[((start + row) * kv_heads + kv) * head_dim..][..head_dim]
                 };
-                near("rotate", got, &exact, 1e-6);
+                near("rotate", got, input.head(row, head), 1e-6);
             }
         }
         // Nothing else of the cache was touched.
@@ -460,70 +607,111 @@ fn rotate_norms_turns_and_appends() {
 fn attention_over_the_cache() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
-    for (heads, kv_heads, head_dim) in
-        [(2, 2, 8), (6, 2, 64), (4, 1, 80), (9, 1, 32), (8, 2, 128), (3, 1, 256)]
-    {
+    for (heads, kv_heads, head_dim, normed, biased) in [
+        (2, 2, 8, false, false),
+        (6, 2, 64, true, false),
+        (4, 1, 80, false, true),
+        (9, 1, 32, false, false),
+        (8, 2, 128, true, true),
+        (3, 1, 160, false, false),
+        (3, 1, 256, false, false),
+        (20, 1, 256, false, false),
+    ] {
         for (start, rows) in [(0, 1), (0, 7), (62, 1), (63, 2), (60, 9), (200, 16), (1000, 3)] {
             let context = start + rows + 5;
             let width = usize::next_multiple_of(heads * head_dim, 32);
+            let shape = (heads, kv_heads, head_dim);
+            let input = Heads::new(&bench, shape, (start, rows, context), 1, (normed, biased));
+            let kv_width = kv_heads * head_dim;
+            let most = if head_dim > KEY_DIM { QUERIES / 2 } else { QUERIES };
             let cache = || {
-                let mut values = bench.randoms(context * kv_heads * head_dim);
-                values[(start + rows) * kv_heads * head_dim..].fill(f32::NAN);
+                let mut values = bench.randoms(context * kv_width);
+                values[start * kv_width..].fill(f32::NAN);
                 values
             };
             let (keys, values) = (cache(), cache());
-            let q: Vec<f32> = bench.randoms(rows * heads * head_dim);
-            let (on_q, on_keys, on_values) = (bench.put(&q), bench.put(&keys), bench.put(&values));
-            let run = |first: usize, count: usize| {
-                let chunks = usize::div_ceil(start + first + count, CHUNK).next_power_of_two();
+            // All rows by so many at a time; what was attended is that of the last ones.
+            let run = |count: usize, end: usize, apart: bool, together: usize| {
+                let chunks = usize::div_ceil(start + end, CHUNK).next_power_of_two();
                 let planes = bench.poisoned(PLANES * MAX_ROWS * width * 2);
-                let argument = Attend {
-                    q: on_q.at + (first * heads * head_dim * 4) as u64,
-                    keys: on_keys.at,
-                    values: on_values.at,
-                    sums: bench.poisoned(count * heads * chunks * head_dim * 4).at,
-                    stats: bench.poisoned(count * heads * chunks * 2 * 4).at,
-                    planes: planes.at,
-                    start: bench.put(&[(start + first) as u32]).at,
-                    heads: heads as u32,
-                    kv_heads: kv_heads as u32,
-                    head_dim: head_dim as u32,
-                    chunks: chunks as u32,
-                    width: width as u32,
-                };
-                bench.launch(Kernel::Attend, [kv_heads, chunks, count], 256, argument);
-                if chunks > 1 {
-                    bench.launch(Kernel::Merge, [count, heads, 1], 64, argument);
+                let (on_keys, on_values) = (bench.put(&keys), bench.put(&values));
+                let blocks = (count * heads / kv_heads).div_ceil(together);
+                let done = bench.put(&vec![0_u32; blocks * kv_heads]);
+                let stats = bench.poisoned(MAX_ROWS * heads * chunks * 2 * 4);
+                let sums = bench.poisoned(MAX_ROWS * heads * chunks * head_dim * 4);
+                for first in (0..end).step_by(count) {
+                    let qkv = Qkv {
+                        partial: input.qkv.partial + (first * input.qkv.partial_width as usize * 4) as u64,
+                        start: bench.put(&[(start + first) as u32]).at,
+                        rows: count as u32,
+                        ..input.qkv
+                    };
+                    let q = bench.poisoned(count * heads * head_dim * 4);
+                    if apart {
+                        let rotate = Rotate { qkv, q: q.at, keys: on_keys.at, values: on_values.at };
+                        let blocks = [count, (heads + 2 * kv_heads).div_ceil(ROTATE_HEADS), 1];
+                        bench.launch(Kernel::Rotate, blocks, 128, rotate);
+                    }
+                    let argument = Attend {
+                        qkv,
+                        q: if apart { q.at } else { 0 },
+                        keys: on_keys.at,
+                        values: on_values.at,
+                        sums: sums.at,
+                        stats: stats.at,
+                        planes: planes.at,
+                        done: done.at,
+                        chunks: chunks as u32,
+                        width: width as u32,
+                        together: together as u32,
+                    };
+                    bench.launch(Kernel::Attend, [kv_heads, chunks, blocks], 256, argument);
                 }
+                assert!(bench.get::<u32>(done).iter().all(|count| *count == 0), "counts are zeros again");
                 let planes: Vec<u16> = bench.get(planes);
                 let rows = join(&planes, width, count * width);
-                rows.chunks(width).flat_map(|row| row[..heads * head_dim].to_vec()).collect::<Vec<f32>>()
+                let attended = rows.chunks(width).flat_map(|row| row[..heads * head_dim].to_vec());
+                (attended.collect::<Vec<f32>>(), bench.get::<f32>(on_keys), bench.get::<f32>(on_values))
             };
-            let together = run(0, rows);
+            let (together, got_keys, got_values) = run(rows, rows, false, most);
+            assert_eq!(run(rows, rows, true, most).0, together, "whoever turns the queries");
+            assert_eq!(run(rows, rows, true, 3).0, together, "however many are taken together");
+            let (mut all_keys, mut all_values): (Vec<f64>, Vec<f64>) = (
+                keys.iter().map(|x| f64::from(*x)).collect(),
+                values.iter().map(|x| f64::from(*x)).collect(),
+            );
+            for row in 0..rows {
+                for kv in 0..kv_heads {
+                    let at = ((start + row) * kv_heads + kv) * head_dim;
+                    all_keys[at..at + head_dim].copy_from_slice(input.head(row, heads + kv));
+                    all_values[at..at + head_dim].copy_from_slice(input.head(row, heads + kv_heads + kv));
+                }
+            }
+            let used = (start + rows) * kv_width;
+            near("keys", &got_keys[..used], &all_keys[..used], 1e-6);
+            near("values", &got_values[..used], &all_values[..used], 1e-6);
+            assert!(got_keys[used..].iter().chain(&got_values[used..]).all(|value| value.is_nan()));
             let mut exact = Vec::new();
             for row in 0..rows {
                 for head in 0..heads {
                     let kv = head / (heads / kv_heads);
-                    let query = &q[(row * heads + head) * head_dim..][..head_dim];
+                    let query = input.head(row, head);
                     let at = |position: usize| (position * kv_heads + kv) * head_dim;
                     let scores: Vec<f64> = (0..=start + row)
-                        .map(|p| {
-                            query.iter().zip(&keys[at(p)..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
-                        })
+                        .map(|p| query.iter().zip(&all_keys[at(p)..]).map(|(q, k)| q * k).sum())
                         .collect();
                     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let shares: Vec<f64> = scores.iter().map(|score| (score - top).exp2()).collect();
                     let total: f64 = shares.iter().sum();
                     exact.extend((0..head_dim).map(|d| {
-                        let sum =
-                            shares.iter().enumerate().map(|(p, share)| share * f64::from(values[at(p) + d]));
+                        let sum = shares.iter().enumerate().map(|(p, share)| share * all_values[at(p) + d]);
                         sum.sum::<f64>() / total
                     }));
                 }
             }
             worst = worst.max(near("attention", &together, &exact, 2e-6));
             for row in [0, rows - 1] {
-                let alone = run(row, 1);
+                let alone = run(1, row + 1, false, most).0;
                 assert_eq!(
                     alone,
                     together[row * heads * head_dim..][..heads * head_dim],
@@ -568,6 +756,31 @@ fn the_lowest_of_the_largest_logits() {
         }
         assert_eq!(bench.get::<u32>(tokens), [vocab as u32 - 1, 2, 3, 0]);
         bench.done();
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_stands_is_what_the_model_says_itself() {
+    let bench = Bench::new();
+    for count in 1..=15 {
+        for stands in 0..=count {
+            let proposed: Vec<u32> = (0..count).map(|at| 7 * at + 3).collect();
+            let mut said = [&proposed[..], &[99]].concat();
+            if stands < count {
+                said[stands as usize] += 1;
+            }
+            let accepted = bench.poisoned(4);
+            let argument = Accept {
+                said: bench.put(&said).at,
+                proposed: bench.put(&proposed).at,
+                accepted: accepted.at,
+                count,
+            };
+            bench.launch(Kernel::Accept, [1, 1, 1], 32, argument);
+            assert_eq!(bench.get::<u32>(accepted), [stands]);
+            bench.done();
+        }
     }
 }
 

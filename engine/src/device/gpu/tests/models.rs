@@ -2,12 +2,15 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use marker_core::{Markers, Phase};
 
+use super::super::Gpu;
+use super::super::driver::Buffer;
 use crate::decode::{Engine, Prefill, Request, Verify};
 use crate::device::cpu::Cpu;
-use crate::device::{Answer, Device, Input, Part, Pass, Path as Kernels, Shard, Want};
+use crate::device::{Answer, Device, DeviceError, Input, Part, Pass, Path as Kernels, Shard, Want};
 use crate::model::Checkpoint;
 use crate::shard::Chain;
 
@@ -207,6 +210,78 @@ fn speculative_output_is_target_only_output() {
     eprintln!("{} prompts, {passes} target passes", prompts.len());
 }
 
+/// However many tokens a round drafts, the host waits once for it.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_host_waits_once_a_round() {
+    let driver = super::driver();
+    let device = Gpu::new(Arc::clone(&driver)).unwrap();
+    let (target, draft) = (checkpoint("pair/target"), checkpoint("pair/draft"));
+    let chain = |checkpoint: &Checkpoint| {
+        let shard = device.load(checkpoint, part(checkpoint, 256)).unwrap();
+        Chain::new(checkpoint.config(), vec![shard]).unwrap()
+    };
+    let mut pair = Engine::new(chain(&target), Some(chain(&draft)), Vec::new()).unwrap();
+    for block in [1, 4, 8, 15] {
+        // A prompt that is short, so that the draft has read it with its first pass.
+        let request = Request {
+            max_tokens: 100,
+            draft_tokens: block,
+            ..Request::new(vec![2195, 524, 263, 3850, 1183, 2421, 300, 271, 506, 3785, 511])
+        };
+        for _ in 0..3 {
+            let mut first = None;
+            let mut emit = |_| {
+                first.get_or_insert_with(|| driver.usage().waits());
+                ControlFlow::Continue(())
+            };
+            let got = pair.generate(&request, Markers::OFF, &mut emit).unwrap();
+            let waits = driver.usage().waits() - first.unwrap();
+            eprintln!("blocks of {block}: {} rounds, {waits} waits", got.rounds.len());
+            assert_eq!(waits, got.rounds.len() as u64, "blocks of {block}");
+        }
+    }
+}
+
+/// A device whose memory is taken says what was asked for and what was free, and holds nothing afterwards.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn without_room_an_error_says_what_was_asked_and_what_was_free() {
+    let driver = super::driver();
+    driver.enter().unwrap();
+    let target = checkpoint("pair/target");
+    {
+        let device = Gpu::new(Arc::clone(&driver)).unwrap();
+        // All but little.
+        let mut taken = Vec::new();
+        let mut bytes = 1_usize << 36;
+        while bytes >= 1 << 21 {
+            match Buffer::new(&driver, bytes, "a test") {
+                Ok(buffer) => taken.push(buffer),
+                Err(_) => bytes /= 2,
+            }
+        }
+        let held = driver.usage().now();
+        for _ in 0..3 {
+            let Err(error) = device.load(&target, part(&target, 512)) else { panic!("there was room") };
+            let DeviceError::OutOfMemory { asked, free, total, .. } = error else { panic!("{error}") };
+            eprintln!("{error}");
+            // Memory is given out in large pages, so that what is free can be a little more than what was asked for.
+            assert!(asked > 1 << 12 && free < 1 << 26 && total > 1 << 33, "{error}");
+            assert_eq!(driver.usage().now(), held, "what was loaded before it failed is given back");
+        }
+        // With some room it works, on the same device; but not for a cache that is larger than that.
+        while driver.memory().unwrap().free < 96 << 20 {
+            taken.pop();
+        }
+        drop(device.load(&target, part(&target, 512)).unwrap());
+        let Err(error) = device.load(&target, part(&target, 1 << 17)) else { panic!("there was room") };
+        eprintln!("{error}");
+        assert!(matches!(error, DeviceError::OutOfMemory { what: "the KV cache", .. }), "{error}");
+    }
+    assert_eq!(driver.usage().now(), 0);
+}
+
 /// Milliseconds a pass takes, the median of many: `PHASEMARK_SPEED` names a model's folder.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
@@ -221,6 +296,11 @@ fn speed() {
     let tokens: Vec<u32> = (0..2048).map(|at| (at * 7919 + 13) % vocab as u32).collect();
     let mut answer = Answer::default();
     let mut time = |rows: usize, start: usize, path, times: usize| {
+        if shard.cached() < start {
+            shard.roll_back(0).unwrap();
+            logits(&mut *shard, &tokens[..start - 1], 1024, Kernels::Dense);
+            logits(&mut *shard, &tokens[..1], 1, Kernels::Decode);
+        }
         let mut took: Vec<f64> = (0..times)
             .map(|_| {
                 shard.roll_back(start).unwrap();
