@@ -34,10 +34,6 @@
 #ifndef ADD_BLOCKS
 #define ADD_BLOCKS 1
 #endif
-// Lines of each output that a wave asks for ahead.
-#ifndef ADD_AHEAD
-#define ADD_AHEAD 4
-#endif
 #define ADD_THREADS (ADD_K * 32)
 #define ADD_OUTPUTS (ADD_TILES * 16)
 
@@ -432,13 +428,7 @@ DEVICE void add(const Add &a) {
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) sums[tile][c][i] = 0;
     Strip strip{a.weights + (u64)block_x() * ADD_OUTPUTS * stride, stride, 8 * stride, 16 * stride};
-    // Where this begins before the kernel before it has ended, as attention does not keep the memory busy: asks for the
-    // first lines of what each wave will read.
-    u32 first = steps * k / ADD_K, last = steps * (k + 1) / ADD_K;
-    for (u32 row = lane(); row < ADD_OUTPUTS; row += 32)
-        for (u32 step = first; step < last && step < first + 2 * ADD_AHEAD; step += 2)
-            ask_ahead(strip.weights + row * stride + (u64)step * 32);
-    accumulate<ADD_UNROLL, ADD_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, first, last,
+    accumulate<ADD_UNROLL, ADD_TILES, COLUMNS>(sums, strip, a.planes, a.width, a.rows, steps * k / ADD_K, steps * (k + 1) / ADD_K,
                                    [] {});
     ask_for_next(a, block_x(), a.outputs / ADD_OUTPUTS, ADD_THREADS);
 #pragma unroll
@@ -595,10 +585,7 @@ struct Attend {
 // the same queries puts their chunks together.
 //
 // A row's sums are in the order of its own positions and dimensions, whatever other rows and blocks there are.
-#ifndef ATTEND_BLOCKS
-#define ATTEND_BLOCKS 3
-#endif
-KERNEL THREADS(256, ATTEND_BLOCKS) void attend(Attend a) {
+KERNEL THREADS(256, 2) void attend(Attend a) {
     SHARED f32x4 tile[CHUNK * KEY_STRIDE]; // keys; then, for half of the queries, parts of their sums
     SHARED f32x4 q[QUERIES * KEY_DIM / 4];
     SHARED __attribute__((aligned(16))) float scores[CHUNK * SCORES];

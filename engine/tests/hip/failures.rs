@@ -102,7 +102,7 @@ fn the_program_says_which_call_failed_and_ends_with_two() {
             let (output, reports) = stand_in.run(&args, &[("PHASEMARK_STAND_IN_FAIL", &fail)]);
             let error = String::from_utf8(output.stderr).unwrap();
             reports[0].is_clean(&fail);
-            assert_eq!(reports[0].failed, [name.clone()], "{fail}");
+            assert_eq!(reports[0].failed, [name.as_str()], "{fail}");
             assert!(error.contains(&format!("{name} failed: hipErrorLaunchFailure")), "{fail}: {error}");
             // The last time that the device is entered, and waited for, is when all is given back.
             let gives_back = RELEASES.contains(&name.as_str())

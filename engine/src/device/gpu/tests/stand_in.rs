@@ -60,7 +60,7 @@ fn compiled(folder: &Path) -> PathBuf {
         "extern SHARED __attribute__((aligned(16))) u16 stages[];",
         "u16 *stages = (u16 *)host::dynamic_shared;",
     );
-    let mut text = format!("#include \"wave.h\"\n{}", kernels);
+    let mut text = format!("#include \"wave.h\"\n{kernels}");
     text.push_str("static void (*kernel_of(const char *name))(const void *) {\n");
     for line in kernels.lines().filter(|line| line.starts_with("KERNEL ")) {
         let (name, rest) = line.split_once(" void ").unwrap().1.split_once('(').unwrap();
