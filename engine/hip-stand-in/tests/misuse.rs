@@ -16,6 +16,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use hip_stand_in::calls::*;
 use hip_stand_in::report::report;
 
+#[path = "../../src/device/gpu/arguments.rs"]
+#[allow(dead_code, reason = "one of them is enough here")]
+mod arguments;
+use arguments::Embed;
+
 type Pointer = *mut c_void;
 
 /// The library has one ledger a process: tests take turns, and each begins anew.
@@ -118,16 +123,6 @@ fn function(module: Pointer, name: &str) -> Result<Pointer, u32> {
     }
 }
 
-/// The argument of `embed`.
-#[repr(C)]
-struct Embed {
-    x: u64,
-    tokens: u64,
-    table: u64,
-    width: u32,
-    w_planes: u32,
-}
-
 /// Four rows of 32 values of a table of four: what `embed` needs, on a stream that has nothing to do.
 struct Embedding {
     stream: Pointer,
@@ -158,7 +153,7 @@ impl Embedding {
 
     fn argument(&self) -> Embed {
         let [x, tokens, table] = [self.x, self.tokens, self.table].map(|at| at as u64);
-        Embed { x, tokens, table, width: 32, w_planes: 1 }
+        Embed { x, tokens, table, width: 32, w_planes: 1, square_parts: 1, ..Embed::default() }
     }
 
     fn launch(&self, argument: Embed, threads: u32, shared: u32) -> u32 {
@@ -427,7 +422,7 @@ fn a_kernels_address_that_is_none_or_too_short() {
     drop(turn);
     let turn = begin();
     let it = Embedding::new();
-    assert_eq!(it.launch(Embed { width: 64, ..it.argument() }, 256, 0), 0);
+    assert_eq!(it.launch(Embed { width: 64, square_parts: 2, ..it.argument() }, 256, 0), 0);
     assert_ne!(wait(it.stream), 0);
     turn.saw("hipStreamSynchronize", "embed: past the end");
     drop(turn);
