@@ -38,6 +38,8 @@ pub const hipSuccess: hipError_t = 0;
 pub const hipErrorOutOfMemory: hipError_t = 2;
 /// There is no device.
 pub const hipErrorNoDevice: hipError_t = 100;
+/// There is no such device.
+pub const hipErrorInvalidDevice: hipError_t = 101;
 /// The library or the function is not on this machine.
 pub const hipErrorSharedObjectSymbolNotFound: hipError_t = 302;
 /// A stream that does not wait for the default one.

@@ -7,6 +7,7 @@
 
 mod debian;
 mod features;
+mod hip;
 mod models;
 mod nsys;
 mod registries;
@@ -23,6 +24,7 @@ cargo xtask <command>
          format, clippy, every feature alone and together, docs, the proofs, the tests
          with --models also the tests that run SmolLM2-135M
   models fetch SmolLM2-135M-Instruct into target/models, for those tests, and print its path
+  hip    fetch a HIP runtime into target/tools, for the tests of a machine with one and no GPU, and print its path
   nsys   fetch Nsight Systems into target/tools, for the tests that run under it, and print its path
   help   this text
 ";
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         ["test"] => test(false),
         ["test", "--models"] => test(true),
         ["models"] => models(&root()).map(|file| println!("{}", file.display())),
+        ["hip"] => hip(&root()).map(|library| println!("{}", library.display())),
         ["nsys"] => nsys(&root()).map(|program| println!("{}", program.display())),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -55,6 +58,7 @@ fn test(with_models: bool) -> Result<(), String> {
     let root = root();
     tools::provide(tools::ALL)?;
     nsys(&root)?;
+    hip(&root)?;
     if with_models {
         models(&root)?;
     }
@@ -75,8 +79,18 @@ fn models(root: &Path) -> Result<PathBuf, String> {
 
 /// Sees to it that nsys is in `target/tools`, where the tests that run under it look; its path.
 fn nsys(root: &Path) -> Result<PathBuf, String> {
+    nsys::nsys(&tools(root)).map_err(|why| why.to_string())
+}
+
+/// The same for a HIP runtime.
+fn hip(root: &Path) -> Result<PathBuf, String> {
+    hip::hip(&tools(root)).map_err(|why| why.to_string())
+}
+
+/// Where what is unpacked for the tests goes.
+fn tools(root: &Path) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    nsys::nsys(&target.join("tools")).map_err(|why| why.to_string())
+    target.join("tools")
 }
 
 /// The workspace's folder, from which all steps run, wherever `cargo xtask` was called.

@@ -71,7 +71,7 @@ pub(crate) fn all(packages: &[Package]) -> Vec<Step> {
         "tests of engine without features",
         "test -p engine --no-default-features --lib --test cli",
     ));
-    let without_a_gpu = "test -p engine --features cuda,hip --lib --test gpu";
+    let without_a_gpu = "test -p engine --features cuda,hip --lib --test gpu --test hip";
     steps.push(
         Step::cargo("tests of the GPU devices, without a GPU", without_a_gpu)
             .with("PHASEMARK_REQUIRE_KERNELS", "1"),

@@ -116,15 +116,33 @@ pub(crate) fn profile(
     arguments: &[&str],
     environment: &[(&str, &str)],
 ) -> Recording {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = record(folder.path(), options, program, arguments, environment);
+    let database = folder.path().join(DATABASE);
+    let events = read(&database).unwrap_or_else(|error| panic!("{}: {error}", database.display()));
+    Recording { ended, events }
+}
+
+/// What [`record`] leaves.
+pub(crate) const DATABASE: &str = "r.sqlite";
+
+/// As [`profile`], but leaves the recording in `folder`.
+#[track_caller]
+pub(crate) fn record(
+    folder: &Path,
+    options: &[&str],
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+) -> Ended {
     // One at a time: each starts a collector of its own, and these do not love each other.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let nsys = find();
-    let folder = tempfile::tempdir().unwrap();
     let bounded = |arguments: &[&str]| {
         let mut command = child::program(Path::new("timeout"));
-        command.args(["--kill-after=5", "60"]).arg(&nsys).args(arguments).current_dir(folder.path());
-        command.envs([("HOME", folder.path()), ("TMPDIR", folder.path())]);
+        command.args(["--kill-after=5", "60"]).arg(&nsys).args(arguments).current_dir(folder);
+        command.envs([("HOME", folder), ("TMPDIR", folder)]);
         command
     };
     let run = |command: &mut Command| child::run(command, Duration::from_secs(90));
@@ -135,7 +153,7 @@ pub(crate) fn profile(
         command.args(options).arg(program).args(arguments).envs(environment.iter().copied());
         let ended = run(&mut command);
         tries += 1;
-        if folder.path().join("r.nsys-rep").exists() {
+        if folder.join("r.nsys-rep").exists() {
             break ended;
         }
         // It was seen to hang once in some sixty runs, without a cause, and, on a machine where others ran it
@@ -152,14 +170,12 @@ pub(crate) fn profile(
         "-f",
         "true",
         "-o",
-        "r.sqlite",
+        DATABASE,
         "r.nsys-rep",
     ]))
     .well();
-    let database = folder.path().join("r.sqlite");
-    assert!(database.exists(), "nsys exported nothing; {}", exported.how());
-    let events = read(&database).unwrap_or_else(|error| panic!("{}: {error}", database.display()));
-    Recording { ended, events }
+    assert!(folder.join(DATABASE).exists(), "nsys exported nothing; {}", exported.how());
+    ended
 }
 
 fn read(database: &Path) -> rusqlite::Result<Vec<Event>> {

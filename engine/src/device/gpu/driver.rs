@@ -4,8 +4,9 @@
 //! forward pass) stands above it and is written once.
 
 use std::ffi::{CStr, c_void};
-use std::sync::Arc;
+use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use crate::device::DeviceError;
 
@@ -178,7 +179,7 @@ impl Buffer {
         Err(DeviceError::OutOfMemory { device, what, asked, free, total })
     }
 
-    /// Memory of zeros.
+    /// Memory of zeros, once the call is back: who fails next drops it, and no work on it may be left then.
     pub(crate) fn zeroed(
         driver: &Arc<dyn Driver>,
         bytes: usize,
@@ -186,8 +187,9 @@ impl Buffer {
         on: Handle,
     ) -> Result<Self, DeviceError> {
         let buffer = Buffer::new(driver, bytes, what)?;
-        // SAFETY: the buffer is `bytes` long and its owner keeps it until the stream was synchronised.
+        // SAFETY: the buffer is `bytes` long and stays until the stream is synchronised.
         unsafe { driver.fill(buffer.at, 0, bytes, on)? };
+        driver.synchronise(on)?;
         Ok(buffer)
     }
 
@@ -259,10 +261,26 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.driver.usage().remove(self.bytes);
-        if self.driver.enter().is_ok() {
-            // SAFETY: allocated by this driver, freed once, and no work on it is left.
-            unsafe { self.driver.free(self.at) };
-        }
+        enter_to_end(&*self.driver);
+        // SAFETY: allocated by this driver, freed once, and no work on it is left.
+        unsafe { self.driver.free(self.at) };
+    }
+}
+
+/// Tells of what failed while something was given back: nobody is there to answer to, and what was asked for is done.
+/// Once a process, since one failure brings others.
+pub(crate) fn tell(error: &DeviceError) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        let what = "what was to be given back may stay in use until the process ends";
+        let _ = writeln!(std::io::stderr().lock(), "phasemark: {error}\n{what}");
+    });
+}
+
+/// Makes the device the thread's in order to give something back, which is tried whatever this says.
+pub(crate) fn enter_to_end(driver: &dyn Driver) {
+    if let Err(error) = driver.enter() {
+        tell(&error);
     }
 }
 
@@ -317,10 +335,9 @@ impl<T: Plain> Pinned<T> {
 
 impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
-        if self.driver.enter().is_ok() {
-            // SAFETY: allocated by this driver, freed once, and no work on it is left.
-            unsafe { self.driver.free_pinned(self.at.cast()) };
-        }
+        enter_to_end(&*self.driver);
+        // SAFETY: allocated by this driver, freed once, and no work on it is left.
+        unsafe { self.driver.free_pinned(self.at.cast()) };
     }
 }
 
@@ -370,11 +387,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.driver.enter().is_ok() {
-            let _ = self.synchronise();
-            // SAFETY: created by this driver, destroyed once.
-            unsafe { self.driver.destroy_stream(self.handle) };
+        enter_to_end(&*self.driver);
+        if let Err(error) = self.synchronise() {
+            tell(&error);
         }
+        // SAFETY: created by this driver, destroyed once.
+        unsafe { self.driver.destroy_stream(self.handle) };
     }
 }
 
@@ -394,10 +412,9 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.driver.enter().is_ok() {
-            // SAFETY: made by this driver, destroyed once.
-            unsafe { self.driver.destroy_graph(self.handle) };
-        }
+        enter_to_end(&*self.driver);
+        // SAFETY: made by this driver, destroyed once.
+        unsafe { self.driver.destroy_graph(self.handle) };
     }
 }
 

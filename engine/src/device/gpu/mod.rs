@@ -3,7 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `driver` | the calls, and buffers, streams and graphs that own what they name; `unsafe` |
-//! | `kernels` | the kernels by name and their arguments; `unsafe` |
+//! | `arguments` | the kernels by name and their arguments |
+//! | `kernels` | the kernels' image, and starting them; `unsafe` |
 //! | `weights` | weights as the kernels read them |
 //! | `buffers` | where a pass's rows are on their way |
 //! | `forward` | a decoder's passes, top to bottom |
@@ -17,6 +18,8 @@ use std::sync::Arc;
 use super::{Device, DeviceError, Part, Shard};
 use crate::model::Checkpoint;
 
+#[allow(dead_code, reason = "tests use the fields, and so does the stand-in HIP library")]
+mod arguments;
 mod buffers;
 mod dense;
 #[allow(unsafe_code)]

@@ -9,7 +9,7 @@ use marker_core::Phase;
 
 use super::buffers::{Ahead, Buffers, Out, Steps};
 use super::dense::{Enter, MOST_ROWS, Wide};
-use super::driver::{Buffer, Driver, Graph, Stream};
+use super::driver::{Buffer, Driver, Graph, Stream, enter_to_end, tell};
 use super::forward::{Model, Rows};
 use super::kernels::{CHUNK, Kernels, MAX_ROWS};
 use crate::device::{Answer, DeviceError, Input, MOST_UNSEEN, Part, Pass, Path, Proposed, Shard, Want};
@@ -272,6 +272,15 @@ impl GpuShard {
         work()
     }
 
+    /// After a failure waits for what is under way: it must not meet what is then dropped or used again.
+    fn settled(&self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
+        if done.is_err() {
+            // The failure that came first is the one to tell.
+            let _ = self.ahead.stream.synchronise();
+        }
+        done
+    }
+
     /// Bytes of one position in a layer's keys.
     fn position_bytes(&self) -> usize {
         self.model.shape.kv_width() * size_of::<f32>()
@@ -287,8 +296,9 @@ fn chunks(end: usize) -> usize {
 impl Drop for GpuShard {
     fn drop(&mut self) {
         // The stream may outlive this in what was proposed; its work must not.
-        if self.driver.enter().is_ok() {
-            let _ = self.ahead.settle();
+        enter_to_end(&*self.driver);
+        if let Err(error) = self.ahead.settle() {
+            tell(&error);
         }
     }
 }
@@ -316,7 +326,8 @@ impl Shard for GpuShard {
         // A few rows are no work for large tiles, and exact through the kernels of decode.
         if pass.path == Path::Dense && rows > MAX_ROWS && self.model.is_wide() {
             for start in (0..rows).step_by(MOST_ROWS) {
-                self.dense(pass, start..rows.min(start + MOST_ROWS), answer)?;
+                let done = self.dense(pass, start..rows.min(start + MOST_ROWS), answer);
+                self.settled(done)?;
             }
         } else {
             for start in (0..rows).step_by(MAX_ROWS) {
@@ -342,7 +353,7 @@ impl Shard for GpuShard {
             Some(saved) => saved.cache,
             None => Buffer::new(&self.driver, self.cache.bytes(), "a copy of the KV cache")?,
         };
-        copy.copy_from(0, &self.cache, 0, self.cache.bytes(), on)?;
+        self.settled(copy.copy_from(0, &self.cache, 0, self.cache.bytes(), on))?;
         self.saved = Some(Saved { cache: copy, len: self.len, lowest: self.len });
         Ok(())
     }

@@ -5,22 +5,25 @@ use std::sync::Arc;
 
 use hip_sys::hiprt as hip;
 
-use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage};
+use super::gpu::driver::{DenseTile, Driver, Handle, Launch, Memory, Usage, tell};
 use super::gpu::{Gpu, HSACO_GFX1151, NO_KERNELS};
 use super::{Device, DeviceError};
 
 /// The processor that the kernels are compiled for.
 const PROCESSOR: &str = "gfx1151";
-/// Where `gcnArchName` lies in `hipDeviceProp_t`: of HIP 6 and later, and of HIP 5.
-const ARCH_OFFSETS: [usize; 2] = [1160, 396];
 
 /// The HIP device `ordinal`.
 ///
 /// # Errors
 /// [`DeviceError::NoSuchDevice`] says what is missing: kernels in this build, the runtime, the device.
 pub fn open(ordinal: u32) -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(Gpu::new(driver(ordinal)?)?))
+}
+
+/// The calls of the HIP device `ordinal`.
+pub(crate) fn driver(ordinal: u32) -> Result<Arc<dyn Driver>, DeviceError> {
     match Hip::open(ordinal) {
-        Ok(hip) => Ok(Box::new(Gpu::new(Arc::new(hip))?)),
+        Ok(hip) => Ok(Arc::new(hip)),
         Err(why) => Err(DeviceError::NoSuchDevice { name: format!("hip:{ordinal}"), why }),
     }
 }
@@ -29,7 +32,8 @@ pub fn open(ordinal: u32) -> Result<Box<dyn Device>, DeviceError> {
 pub fn describe() -> String {
     match devices() {
         Ok(count) => {
-            (0..count).map(|at| format!("hip:{at} {}", processor(at))).collect::<Vec<_>>().join(", ")
+            let name = |at| format!("hip:{at} {}", processor(at).unwrap_or_else(|why| why));
+            (0..count).map(name).collect::<Vec<_>>().join(", ")
         }
         Err(why) => why,
     }
@@ -52,28 +56,34 @@ fn devices() -> Result<i32, String> {
     if let Some(name) = needed.find(|name| !hip::has(name)) {
         return Err(format!("the HIP runtime is too old: it has no {name}"));
     }
+    // Where there is no GPU, or no driver for one, it is the first of these calls that says so.
+    let call = |name: &str, code| match code {
+        hip::hipErrorNoDevice | hip::hipErrorInvalidDevice => {
+            Err(format!("the HIP runtime finds no device ({name} failed: {})", hip::name_of(code)))
+        }
+        code => check(name, code),
+    };
     let mut count = 0;
     // SAFETY: no demands, and room for the answer.
     unsafe {
-        check("hipInit", hip::hipInit(0))?;
-        check("hipGetDeviceCount", hip::hipGetDeviceCount(&raw mut count))?;
+        call("hipInit", hip::hipInit(0))?;
+        call("hipGetDeviceCount", hip::hipGetDeviceCount(&raw mut count))?;
     }
-    if count > 0 { Ok(count) } else { Err("the HIP runtime knows no device".into()) }
+    if count > 0 { Ok(count) } else { Err("the HIP runtime finds no device".into()) }
 }
 
-/// A device's processor, `gfx1151`, without the features behind it; empty when the runtime does not tell.
-fn processor(ordinal: i32) -> String {
-    let calls = [hip::hipGetDevicePropertiesR0600, hip::hipGetDeviceProperties];
-    for (call, offset) in calls.into_iter().zip(ARCH_OFFSETS) {
-        let mut properties = [0_u8; 4096];
-        // SAFETY: the struct has 1472 bytes in HIP 6 and 792 in HIP 5.
-        if unsafe { call(properties.as_mut_ptr().cast(), ordinal) } == hip::hipSuccess
-            && let Ok(name) = CStr::from_bytes_until_nul(&properties[offset..offset + 256])
-        {
-            return name.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
-        }
-    }
-    String::new()
+/// A device's processor, `gfx1151`, without the features behind it.
+fn processor(ordinal: i32) -> Result<String, String> {
+    type Call = unsafe fn(*mut c_void, i32) -> hip::hipError_t;
+    // Where `gcnArchName` lies: of HIP 6 and later, and of HIP 5.
+    let newer: (&str, Call, usize) = ("hipGetDevicePropertiesR0600", hip::hipGetDevicePropertiesR0600, 1160);
+    let older: (&str, Call, usize) = ("hipGetDeviceProperties", hip::hipGetDeviceProperties, 396);
+    let (name, call, offset) = if hip::has(newer.0) { newer } else { older };
+    let mut properties = [0_u8; 4096];
+    // SAFETY: the struct has 1472 bytes in HIP 6 and 792 in HIP 5.
+    check(name, unsafe { call(properties.as_mut_ptr().cast(), ordinal) })?;
+    let name = CStr::from_bytes_until_nul(&properties[offset..offset + 256]).unwrap_or_default();
+    Ok(name.to_string_lossy().split(':').next().unwrap_or_default().to_owned())
 }
 
 struct Hip {
@@ -88,7 +98,7 @@ impl Hip {
         if ordinal >= count as u32 {
             return Err(format!("there are {count}, counted from 0"));
         }
-        let processor = processor(ordinal.cast_signed());
+        let processor = processor(ordinal.cast_signed())?;
         if processor != PROCESSOR {
             return Err(format!("it is a {processor}; this build holds kernels for {PROCESSOR}"));
         }
@@ -100,6 +110,13 @@ impl Hip {
             return Ok(());
         }
         Err(DeviceError::Call { device: self.name.clone(), call, why: hip::name_of(code) })
+    }
+
+    /// What gives something back has nobody to answer to.
+    fn released(&self, call: &'static str, code: hip::hipError_t) {
+        if let Err(error) = self.check(call, code) {
+            tell(&error);
+        }
     }
 }
 
@@ -154,7 +171,7 @@ impl Driver for Hip {
     }
 
     unsafe fn free(&self, at: u64) {
-        let _ = unsafe { hip::hipFree(pointer(at)) };
+        self.released("hipFree", unsafe { hip::hipFree(pointer(at)) });
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
@@ -164,7 +181,7 @@ impl Driver for Hip {
     }
 
     unsafe fn free_pinned(&self, at: *mut u8) {
-        let _ = unsafe { hip::hipHostFree(at.cast()) };
+        self.released("hipHostFree", unsafe { hip::hipHostFree(at.cast()) });
     }
 
     fn create_stream(&self) -> Result<Handle, DeviceError> {
@@ -175,7 +192,7 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_stream(&self, stream: Handle) {
-        let _ = unsafe { hip::hipStreamDestroy(handle(stream)) };
+        self.released("hipStreamDestroy", unsafe { hip::hipStreamDestroy(handle(stream)) });
     }
 
     unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize, on: Handle) -> Result<(), DeviceError> {
@@ -213,7 +230,7 @@ impl Driver for Hip {
     }
 
     unsafe fn unload_module(&self, module: Handle) {
-        let _ = unsafe { hip::hipModuleUnload(handle(module)) };
+        self.released("hipModuleUnload", unsafe { hip::hipModuleUnload(handle(module)) });
     }
 
     fn function(&self, module: Handle, name: &CStr) -> Result<Handle, DeviceError> {
@@ -256,7 +273,7 @@ impl Driver for Hip {
         self.check("hipStreamEndCapture", code)?;
         let (node, log) = (std::ptr::null_mut(), std::ptr::null_mut());
         let code = unsafe { hip::hipGraphInstantiate(&raw mut ready, graph, node, log, 0) };
-        let _ = unsafe { hip::hipGraphDestroy(graph) };
+        self.released("hipGraphDestroy", unsafe { hip::hipGraphDestroy(graph) });
         self.check("hipGraphInstantiate", code)?;
         Ok(Handle(ready as usize))
     }
@@ -266,6 +283,6 @@ impl Driver for Hip {
     }
 
     unsafe fn destroy_graph(&self, graph: Handle) {
-        let _ = unsafe { hip::hipGraphExecDestroy(handle(graph)) };
+        self.released("hipGraphExecDestroy", unsafe { hip::hipGraphExecDestroy(handle(graph)) });
     }
 }

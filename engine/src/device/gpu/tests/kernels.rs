@@ -12,7 +12,6 @@ use super::super::kernels::{
     Embed, FEW_OUTPUTS, FEW_THREADS, FLASH_ROWS, Few, Flash, KEY_DIM, Kernel, Kernels, MAX_ROWS, Norm,
     PLANES, QUERIES, Qkv, ROTATE_HEADS, Rotate, WIDE_THREADS,
 };
-use crate::device::cuda;
 
 /// Bytes of a guard zone.
 const GUARD: usize = 1024;
@@ -37,7 +36,7 @@ struct On {
 
 impl Bench {
     fn new() -> Self {
-        let driver = cuda::driver(0).unwrap();
+        let driver = super::driver();
         driver.enter().unwrap();
         let kernels = Kernels::load(&driver).unwrap();
         let stream = Stream::new(&driver).unwrap();

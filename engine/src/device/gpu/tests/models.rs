@@ -10,7 +10,7 @@ use super::super::Gpu;
 use super::super::driver::Buffer;
 use crate::decode::{Engine, Prefill, Request, Verify};
 use crate::device::cpu::Cpu;
-use crate::device::{Answer, Device, DeviceError, Input, Part, Pass, Path as Kernels, Shard, Want, cuda};
+use crate::device::{Answer, Device, DeviceError, Input, Part, Pass, Path as Kernels, Shard, Want};
 use crate::model::Checkpoint;
 use crate::shard::Chain;
 
@@ -51,7 +51,7 @@ fn logits(shard: &mut dyn Shard, tokens: &[u32], block: usize, path: Kernels) ->
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     for name in NAMES {
         let checkpoint = checkpoint(name);
         let tokens: Vec<u32> = (0..150).map(|at| (at * 7919 + 13) % 4096).collect();
@@ -83,7 +83,7 @@ fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn dense_logits_are_near_the_cpus() {
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     for name in NAMES {
         let checkpoint = checkpoint(name);
         let tokens: Vec<u32> = (0..150).map(|at| (at * 7919 + 13) % 4096).collect();
@@ -110,7 +110,7 @@ fn dense_logits_are_near_the_cpus() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_split_model_answers_as_a_whole_one() {
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     let checkpoint = checkpoint("pair/target");
     let tokens: Vec<u32> = (0..40).map(|at| (at * 7919 + 13) % 4096).collect();
     let mut whole = device.load(&checkpoint, part(&checkpoint, 40)).unwrap();
@@ -138,7 +138,7 @@ fn a_split_model_answers_as_a_whole_one() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn roll_back_and_restore_leave_what_never_was_there_out() {
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     let checkpoint = checkpoint("pair/target");
     let tokens: Vec<u32> = (0..90).map(|at| (at * 104_729 + 1) % 4096).collect();
     let load = || device.load(&checkpoint, part(&checkpoint, 100)).unwrap();
@@ -174,7 +174,7 @@ struct Prompt {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn speculative_output_is_target_only_output() {
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     let (target, draft) = (checkpoint("pair/target"), checkpoint("pair/draft"));
     let reference = std::fs::read(models().join("pair/reference.json")).unwrap();
     let Reference { prompts } = serde_json::from_slice(&reference).unwrap();
@@ -214,7 +214,7 @@ fn speculative_output_is_target_only_output() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_host_waits_once_a_round() {
-    let driver = cuda::driver(0).unwrap();
+    let driver = super::driver();
     let device = Gpu::new(Arc::clone(&driver)).unwrap();
     let (target, draft) = (checkpoint("pair/target"), checkpoint("pair/draft"));
     let chain = |checkpoint: &Checkpoint| {
@@ -247,7 +247,7 @@ fn the_host_waits_once_a_round() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn without_room_an_error_says_what_was_asked_and_what_was_free() {
-    let driver = cuda::driver(0).unwrap();
+    let driver = super::driver();
     driver.enter().unwrap();
     let target = checkpoint("pair/target");
     {
@@ -287,7 +287,7 @@ fn without_room_an_error_says_what_was_asked_and_what_was_free() {
 #[ignore = "needs an NVIDIA GPU"]
 fn speed() {
     let Some(dir) = std::env::var_os("PHASEMARK_SPEED") else { return };
-    let device = cuda::open(0).unwrap();
+    let device = super::device();
     let checkpoint = Checkpoint::open(Path::new(&dir)).unwrap();
     let began = std::time::Instant::now();
     let mut shard = device.load(&checkpoint, part(&checkpoint, 2304)).unwrap();

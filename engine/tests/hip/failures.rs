@@ -1,0 +1,147 @@
+//! What fails: every call in turn. Each failure is an error that names the call, with exit code 2, and whatever was
+//! made is given back.
+
+use std::ops::ControlFlow;
+
+use engine::decode::{Engine, Generation, Prefill, Request, Verify};
+use engine::device;
+use engine::load::Pair;
+use marker_core::Markers;
+
+use crate::stand_in::{Here, StandIn, workspace};
+
+/// An error that the runtime may answer to any call.
+const LAUNCH_FAILURE: u32 = 719;
+const OUT_OF_MEMORY: u32 = 2;
+
+/// Calls that give something back: there is nobody to answer to, and what was asked for is done.
+const RELEASES: [&str; 6] = [
+    "hipFree",
+    "hipHostFree",
+    "hipStreamDestroy",
+    "hipModuleUnload",
+    "hipGraphDestroy",
+    "hipGraphExecDestroy",
+];
+
+/// Two small models that share a vocabulary, through every call that the engine has for HIP: a dense prefill, verify
+/// from a snapshot, passes that come again. `before_the_end` is asked when the answer is there and all still lives.
+fn request(before_the_end: impl FnOnce()) -> Result<Generation, engine::Error> {
+    let models = workspace().join("models/tiny");
+    let pair = Pair::open(&models.join("qwen3-qknorm"), Some(&models.join("qwen2-bias-tied")))?;
+    let device = device::open("hip:0", 1)?;
+    let mut engine: Engine = pair.load(&*device, 64)?;
+    let request = Request {
+        max_tokens: 6,
+        draft_tokens: 2,
+        ignore_eos: true,
+        prefill: Prefill::Dense,
+        verify: Verify::ReferenceExact,
+        ..Request::new((0..20).map(|at| (at * 7919 + 13) % 4096).collect())
+    };
+    let generation = engine.generate(&request, Markers::OFF, &mut |_| ControlFlow::Continue(()))?;
+    before_the_end();
+    Ok(generation)
+}
+
+#[test]
+fn every_call_in_turn_fails_by_its_name_and_nothing_is_left() {
+    let here = Here::new();
+    here.begin(0, 0);
+    let mut until_the_end = 0;
+    let expected = request(|| until_the_end = here.report().total()).unwrap().tokens;
+    let clean = here.report();
+    clean.is_clean("no failure");
+    let total = clean.total();
+    for name in ["hipGraphLaunch", "hipMemcpyDtoDAsync", "hipStreamEndCapture", "hipGraphExecDestroy"] {
+        assert!(clean.calls.contains_key(name), "{name} is in the request: {clean:?}");
+    }
+    let (mut errors, mut mallocs) = (0, Vec::new());
+    for turn in 1..=total {
+        here.begin(turn, LAUNCH_FAILURE);
+        let got = request(|| {});
+        let report = here.report();
+        let [name] = &report.failed[..] else { panic!("call {turn} of {total} failed: {report:?}") };
+        report.is_clean(&format!("{name}, call {turn} of {total}"));
+        mallocs.extend((name == "hipMalloc").then_some(turn));
+        match got {
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(&format!("{name} failed")), "call {turn}: {text}");
+                assert!(text.contains("hipErrorLaunchFailure"), "call {turn}: {text}");
+                errors += 1;
+            }
+            Ok(generation) => {
+                let is_release = RELEASES.contains(&name.as_str()) || turn > until_the_end;
+                assert!(is_release, "{name}, call {turn} of {total}, failed and no error came");
+                assert_eq!(generation.tokens, expected, "{name}, call {turn}");
+            }
+        }
+    }
+    assert!(errors > 300, "of {total} calls {errors} were errors");
+
+    // Too little memory is told as such, whatever it was for.
+    for turn in mallocs {
+        here.begin(turn, OUT_OF_MEMORY);
+        let text = request(|| {}).unwrap_err().to_string();
+        assert!(text.contains("hip:0 has no room for") && text.contains("bytes were asked for"), "{text}");
+        here.report().is_clean(&format!("out of memory at call {turn}"));
+    }
+}
+
+#[test]
+fn the_program_says_which_call_failed_and_ends_with_two() {
+    let stand_in = StandIn::new();
+    let args = ["generate", "--device", "hip", "--prompt-ids", "1,2,3", "--max-tokens", "12", "--ignore-eos"];
+    let (output, reports) = stand_in.run(&args, &[]);
+    assert_eq!(output.status.code(), Some(0));
+    let calls = reports[0].calls.clone();
+    for (name, count) in calls {
+        for turn in [1, count] {
+            let fail = format!("{name}:{turn}");
+            let (output, reports) = stand_in.run(&args, &[("PHASEMARK_STAND_IN_FAIL", &fail)]);
+            let error = String::from_utf8(output.stderr).unwrap();
+            reports[0].is_clean(&fail);
+            assert_eq!(reports[0].failed, [name.as_str()], "{fail}");
+            assert!(error.contains(&format!("{name} failed: hipErrorLaunchFailure")), "{fail}: {error}");
+            // The last time that the device is entered, and waited for, is when all is given back.
+            let gives_back = RELEASES.contains(&name.as_str())
+                || (turn == count && ["hipSetDevice", "hipStreamSynchronize"].contains(&name.as_str()));
+            assert_eq!(output.status.code(), Some(if gives_back { 0 } else { 2 }), "{fail}: {error}");
+            let told = error.lines().filter(|line| line.starts_with("phasemark: ")).count();
+            assert_eq!(told, 1, "{fail}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_shard_in_another_process_fails_its_request_by_name() {
+    let stand_in = StandIn::new();
+    let args = ["generate", "--shards", "0..8@spawn:hip", "--prompt-ids", "1,2,3", "--max-tokens", "4"];
+    for fail in ["hipMalloc:40", "hipModuleLaunchKernel:20", "hipStreamSynchronize:100"] {
+        let (output, reports) = stand_in.run(&args, &[("PHASEMARK_STAND_IN_FAIL", fail)]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{fail}: {error}");
+        let (name, _) = fail.split_once(':').unwrap();
+        assert!(error.contains(&format!("{name} failed")) && error.contains("spawn:hip"), "{fail}: {error}");
+        assert_eq!(reports.len(), 1, "only the shard uses hip");
+        reports[0].is_clean(fail);
+    }
+}
+
+#[test]
+fn a_device_that_the_build_has_no_kernels_for_and_one_that_is_too_small() {
+    let stand_in = StandIn::new();
+    let args = ["generate", "--device", "hip", "--max-tokens", "2"];
+    for (variable, value, says) in [
+        ("PHASEMARK_STAND_IN_ARCH", "gfx1100", "it is a gfx1100; this build holds kernels for gfx1151"),
+        ("PHASEMARK_STAND_IN_MEMORY", "5000000", "hip:0 has no room for weights"),
+    ] {
+        let (output, reports) = stand_in.run(&args, &[(variable, value)]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(says), "{error}");
+        assert!(output.stdout.is_empty() && error.lines().count() <= 4, "{error}");
+        reports[0].is_clean(says);
+    }
+}
