@@ -90,7 +90,8 @@ impl Nesting {
     fn pop_another(&self, token: Token) -> u32 {
         let level = u32::from(token.bits() & LEVEL);
         let depth = self.depth.get();
-        if !token.is_taken() || depth < level {
+        // Level 0 is in no token that was given out: the one that was not taken, or one that somebody made up.
+        if level == 0 || depth < level {
             return 0;
         }
         let keep = match self.levels.get(level as usize - 1) {
@@ -168,6 +169,10 @@ mod tests {
         assert_eq!(nesting.pop(Token::NOT_TAKEN), 0);
         assert_eq!(nesting.pop(open), 1);
         assert_eq!(nesting.pop(open), 0, "twice");
+        for made_up in [64, 128, u16::MAX << 6] {
+            assert_eq!(nesting.pop(Token::new(made_up)), 0, "no level");
+        }
+        assert_eq!(nesting.depth(), 0);
     }
 
     #[test]

@@ -107,6 +107,9 @@ fn away(place: &mut MaybeUninit<Label>, fields: Fields, hash: u64) -> &Label {
     }
 }
 
+/// A part that is added to a label has to be written in [`written`] too: this does not compile without it.
+fn _every_part(Label { bytes: _, len: _, slot: _, fields: _ }: Label) {}
+
 /// Makes a label where it is to stay: to make it elsewhere and move it takes as long again.
 #[inline]
 #[allow(unsafe_code, reason = "each part is written where it stays")]

@@ -1,7 +1,7 @@
 //! What the project does to itself. `cargo xtask help` lists it.
 //!
 //! `cargo xtask test` is all that CI runs, so that a green run here is a green run there: it installs what the steps
-//! need ([`tools`]) and then takes them one by one ([`steps`]). Nothing is skipped silently.
+//! need ([`mod@tools`]) and then takes them one by one ([`steps`]). Nothing is skipped silently.
 
 #![forbid(unsafe_code)]
 

@@ -28,14 +28,20 @@ fn run(program: &str, args: &[&str]) -> Output {
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_phasemark");
 
-/// No AMD GPU may be here, or the runtime finds it.
+/// With an AMD GPU the runtime finds it, and there is nothing to try.
 fn there_is_a_gpu() -> bool {
-    fs::exists("/dev/kfd").unwrap()
+    let there = fs::exists("/dev/kfd").unwrap();
+    if there {
+        println!("not tried: /dev/kfd is here, and this is for machines without an AMD GPU");
+    }
+    there
 }
 
 #[test]
 fn there_is_no_device_and_every_command_says_so() {
-    assert!(!there_is_a_gpu(), "this is a test for machines without an AMD GPU");
+    if there_is_a_gpu() {
+        return;
+    }
     let doctor = run(PROGRAM, &["doctor"]);
     assert_eq!(doctor.status.code(), Some(0));
     let report = String::from_utf8(doctor.stdout).unwrap();
@@ -62,7 +68,9 @@ fn there_is_no_device_and_every_command_says_so() {
 
 #[test]
 fn nothing_is_lost_and_no_memory_is_misused() {
-    assert!(!there_is_a_gpu(), "this is a test for machines without an AMD GPU");
+    if there_is_a_gpu() {
+        return;
+    }
     let valgrind = ["--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect,possible"];
     let args = ["--error-exitcode=9", PROGRAM, "generate", "--device", "hip"];
     let output = run("valgrind", &[&valgrind[..], &args].concat());
