@@ -19,6 +19,7 @@ pub mod case;
 pub mod child;
 pub mod counts;
 pub mod machine;
+pub mod output;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod perturb;

@@ -1,6 +1,7 @@
 //! The off/on harness: runs, their parity, and what may be said of their times.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -51,6 +52,22 @@ pub enum Error {
         file: PathBuf,
         /// What is wrong with it.
         why: std::io::Error,
+    },
+    /// An argument that would take what a run needs for itself.
+    #[error(
+        "{word} behind `--`: perturb sets --markers, --stats and what a run records by itself; leave it out (`perturb --markers LIST` says what is on)"
+    )]
+    Set {
+        /// As it was typed.
+        word: String,
+    },
+    /// A run ended well and answered nothing.
+    #[error(
+        "`{command}` ended well and wrote no statistics: was it asked for its help, or --under something that starts nothing?"
+    )]
+    NoStatistics {
+        /// Its words.
+        command: String,
     },
     /// A run with markers on emitted none.
     #[error(
@@ -125,6 +142,8 @@ pub struct Answer {
     pub accepted: u64,
     /// After the prefill.
     pub target_passes: u64,
+    /// Whether the clock had a say in the three before.
+    pub adapts: bool,
     seconds: Seconds,
     #[serde(default)]
     markers: std::collections::BTreeMap<String, Emitted>,
@@ -147,16 +166,22 @@ impl Answer {
         1e3 * (self.seconds.prefill + self.seconds.decode)
     }
 
-    /// What must be the same in all runs.
-    fn facts(&self) -> [(&'static str, String); 6] {
-        [
+    /// What must be the same in all runs. Where blocks adapt to the clock, what was drafted differs with no marker near.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = vec![
+            ("whether blocks adapt to the clock", self.adapts.to_string()),
             ("the text's SHA-256", self.text_sha256.clone()),
             ("the number of prompt tokens", self.prompt_tokens.to_string()),
             ("the number of generated tokens", self.completion_tokens.to_string()),
-            ("the number of drafted tokens", self.drafted.to_string()),
-            ("the number of accepted tokens", self.accepted.to_string()),
-            ("the number of target passes", self.target_passes.to_string()),
-        ]
+        ];
+        if !self.adapts {
+            facts.extend([
+                ("the number of drafted tokens", self.drafted.to_string()),
+                ("the number of accepted tokens", self.accepted.to_string()),
+                ("the number of target passes", self.target_passes.to_string()),
+            ]);
+        }
+        facts
     }
 }
 
@@ -200,6 +225,9 @@ pub fn measure(plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result<Report, Error>
     if plan.pairs == 0 {
         return Err(Error::NoPairs);
     }
+    if let Some(word) = plan.generate.iter().map(|word| word.to_string_lossy()).find(|word| is_set(word)) {
+        return Err(Error::Set { word: word.into_owned() });
+    }
     let machine = machine::describe();
     let mut runs: Vec<Run> = Vec::new();
     let mut one = |name: String, mode| {
@@ -221,10 +249,19 @@ pub fn measure(plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result<Report, Error>
     Ok(Report { machine, warmups, runs })
 }
 
+/// Whether a run's argument is one that its own run sets.
+fn is_set(word: &str) -> bool {
+    let flag = word.split_once('=').map_or(word, |(flag, _)| flag);
+    ["--markers", "--stats", "--record"].contains(&flag)
+}
+
 fn run(plan: &Plan, mode: Mode, name: &str) -> Result<Answer, Error> {
     let (words, stats, _folder) = words(plan, mode, None)?;
     execute(&words)?;
-    let text = std::fs::read(&stats).map_err(|why| Error::File { file: stats.clone(), why })?;
+    let text = std::fs::read(&stats).map_err(|why| match why.kind() {
+        std::io::ErrorKind::NotFound => Error::NoStatistics { command: typed(&words) },
+        _ => Error::File { file: stats.clone(), why },
+    })?;
     let answer: Answer =
         serde_json::from_slice(&text).map_err(|why| Error::File { file: stats, why: why.into() })?;
     if mode == Mode::On && answer.markers.values().all(|emitted| emitted.pushed == 0) {
@@ -254,6 +291,11 @@ fn words(
     Ok((under.iter().cloned().chain(command).collect(), stats, folder))
 }
 
+/// A command as it is told to people.
+fn typed(words: &[OsString]) -> String {
+    words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
 fn execute(words: &[OsString]) -> Result<(), Error> {
     Started::new(words)?.ended()
 }
@@ -266,7 +308,7 @@ struct Started {
 
 impl Started {
     fn new(words: &[OsString]) -> Result<Self, Error> {
-        let typed = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        let typed = typed(words);
         let mut command = Command::new(words.first().map_or(std::ffi::OsStr::new(""), OsString::as_os_str));
         command.args(words.iter().skip(1)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         // The flag decides in each run; what a shell exports must not.
@@ -404,6 +446,11 @@ impl Report {
         }
     }
 
+    /// How many pairs count.
+    fn pairs(&self) -> usize {
+        self.runs.len() / 2
+    }
+
     /// On minus off, pair by pair, in milliseconds.
     pub fn difference(&self) -> Difference {
         let pairs: Vec<(f64, f64)> = self
@@ -423,13 +470,23 @@ impl Report {
     pub fn verdict(&self) -> String {
         let difference = self.difference();
         let percent = |ms: f64| 100.0 * ms / self.summary(Mode::Off).median;
-        let (low, high) = difference.interval;
+        let Some(((low, high), half)) = difference.interval.zip(difference.half_width()) else {
+            let ((low, high), pairs) = (difference.range, self.pairs());
+            return format!(
+                "Too few pairs for a 95 % interval ({pairs}; at least {}). On minus off: between {low:+.3} and {high:+.3} ms \
+                 ({:+.2} and {:+.2} %), the least and the most, which hold the median between them with {} % confidence.",
+                statistics::LEAST_PAIRS,
+                percent(low),
+                percent(high),
+                100.0 * statistics::range_confidence(pairs)
+            );
+        };
         let interval = format!(
             "95 % interval {low:+.3} to {high:+.3} ms ({:+.2} to {:+.2} %), half-width {:.3} ms ({:.2} %)",
             percent(low),
             percent(high),
-            difference.half_width(),
-            percent(difference.half_width())
+            half,
+            percent(half)
         );
         if difference.is_noise() {
             let zero = if low <= 0.0 && 0.0 <= high { "contains" } else { "does not contain" };
@@ -451,16 +508,23 @@ impl Report {
         let runs = self.runs.len() + self.warmups.len();
         self.runs.first().map_or_else(String::new, |run| {
             let answer = &run.answer;
-            format!(
-                "Parity: text SHA-256 {}, {} + {} tokens, {} of {} drafted tokens accepted, {} target passes, the same in \
-                 all {runs} runs.",
+            let mut text = format!(
+                "Parity: text SHA-256 {}, {} + {} tokens",
                 answer.text_sha256.get(..12).unwrap_or(&answer.text_sha256),
                 answer.prompt_tokens,
-                answer.completion_tokens,
-                answer.accepted,
-                answer.drafted,
-                answer.target_passes
-            )
+                answer.completion_tokens
+            );
+            if !answer.adapts {
+                let (accepted, drafted) = (answer.accepted, answer.drafted);
+                let passes = answer.target_passes;
+                let _ = write!(text, ", {accepted} of {drafted} drafted tokens accepted, {passes} target passes");
+            }
+            let _ = write!(text, ", the same in all {runs} runs.");
+            if answer.adapts {
+                text += " Blocks adapt to the clock: drafted tokens, accepted ones and target passes may differ from \
+                         run to run and were not compared, and times and instructions differ with them.";
+            }
+            text
         })
     }
 
@@ -482,6 +546,9 @@ impl Report {
             "difference_ms": {
                 "median": difference.median,
                 "interval": difference.interval,
+                "too_few_pairs": difference.interval.is_none(),
+                "range": difference.range,
+                "range_confidence": statistics::range_confidence(self.pairs()),
                 "half_width": difference.half_width(),
                 "noise": difference.is_noise(),
             },
@@ -498,7 +565,7 @@ mod tests {
     fn run(name: &str, mode: Mode, ms: f64) -> Run {
         let text = format!(
             r#"{{"text_sha256": "ab", "prompt_tokens": 5, "completion_tokens": 8, "drafted": 6, "accepted": 4,
-                "target_passes": 3, "seconds": {{"load": 9.0, "prefill": 0.0, "decode": {}}},
+                "target_passes": 3, "adapts": false, "seconds": {{"load": 9.0, "prefill": 0.0, "decode": {}}},
                 "markers": {{"record": {{"pushed": 7, "popped": 7}}}}}}"#,
             ms / 1e3
         );
@@ -516,7 +583,7 @@ mod tests {
     fn the_order_flips_every_other_pair_and_times_stay_with_their_mode() {
         assert_eq!(order(0), [Mode::Off, Mode::On]);
         assert_eq!(order(1), [Mode::On, Mode::Off]);
-        let report = report(&[(100.0, 103.0), (101.0, 104.0), (99.0, 102.0)]);
+        let report = report(&[(100.0, 103.0), (101.0, 104.0), (99.0, 102.0)].repeat(2));
         assert!((report.summary(Mode::Off).median - 100.0).abs() < 1e-9);
         assert!((report.summary(Mode::On).range.1 - 104.0).abs() < 1e-9);
         assert!((report.difference().median - 3.0).abs() < 1e-9);
@@ -533,10 +600,66 @@ mod tests {
 
     #[test]
     fn noise_is_told_in_place_of_a_number() {
-        let report = report(&[(100.0, 103.0), (101.0, 97.0), (99.0, 100.0), (100.0, 99.0), (100.0, 101.0)]);
+        let pairs =
+            [(100.0, 103.0), (101.0, 97.0), (99.0, 100.0), (100.0, 99.0), (100.0, 101.0), (99.0, 99.0)];
+        let report = report(&pairs);
         let verdict = report.verdict();
         assert!(verdict.contains("too noisy") && verdict.contains("contains 0"), "{verdict}");
         assert!(!verdict.contains("On minus off: +1"), "{verdict}");
+    }
+
+    #[test]
+    fn few_pairs_are_told_with_how_sure_their_range_is() {
+        let five = report(&[(100.0, 103.0), (101.0, 103.0), (99.0, 102.5), (100.0, 103.0), (100.0, 104.0)]);
+        let one = report(&[(100.0, 103.0)]);
+        for (report, pairs, confidence) in [(five, 5, "93.75 %"), (one, 1, "0 %")] {
+            let verdict = report.verdict();
+            let few = format!("Too few pairs for a 95 % interval ({pairs}; at least 6)");
+            assert!(
+                verdict.starts_with(&few) && verdict.contains(&format!(" {confidence} conf")),
+                "{verdict}"
+            );
+            assert!(!verdict.contains("half-width"), "{verdict}");
+            let json = report.json(&Plan::default(), None);
+            let difference = &json["difference_ms"];
+            assert!(difference["interval"].is_null() && difference["half_width"].is_null(), "{json}");
+            assert!(difference["too_few_pairs"] == true && difference["noise"] == true, "{json}");
+        }
+    }
+
+    #[test]
+    fn what_a_run_sets_by_itself_is_refused_before_any_run() {
+        for word in ["--stats", "--stats=x.json", "--record", "--markers=nvtx"] {
+            let plan = Plan { pairs: 1, generate: vec![word.into(), "x".into()], ..Plan::default() };
+            let told = measure(&plan, &mut |_| panic!("nothing runs")).unwrap_err().to_string();
+            assert!(told.contains(word) && told.contains("perturb sets"), "{told}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_adapt_to_the_clock_are_not_compared_and_the_report_says_so() {
+        let mut report = report(&[(100.0, 103.0)]);
+        assert!(report.parity().contains("4 of 6 drafted"), "{}", report.parity());
+        for (at, run) in report.runs.iter_mut().enumerate() {
+            run.answer.adapts = true;
+            run.answer.drafted += at as u64;
+            run.answer.accepted += at as u64;
+            run.answer.target_passes += at as u64;
+        }
+        parity(&report.runs).unwrap();
+        let told = report.parity();
+        assert!(told.contains("adapt to the clock") && !told.contains("4 of 6"), "{told}");
+        let changes: [fn(&mut Answer); 4] = [
+            |answer| answer.text_sha256 = "cd".into(),
+            |answer| answer.prompt_tokens += 1,
+            |answer| answer.completion_tokens += 1,
+            |answer| answer.adapts = false,
+        ];
+        for change in changes {
+            let mut runs = report.runs.clone();
+            change(&mut runs[1].answer);
+            assert!(parity(&runs).unwrap_err().is_parity());
+        }
     }
 
     #[test]

@@ -461,6 +461,7 @@ fn stats_have_these_keys_and_say_what_happened() {
         "accepted",
         "acceptance_rate",
         "target_passes",
+        "adapts",
         "tokens_per_target_pass",
         "text_sha256",
         "phases",
@@ -476,6 +477,7 @@ fn stats_have_these_keys_and_say_what_happened() {
     assert!(count("accepted") <= count("drafted") && count("drafted") > 0);
     assert_eq!(count("accepted") + count("target_passes"), 19, "a pass emits what it accepted and one more");
     assert_eq!(stats["acceptance_rate"], count("accepted") as f64 / count("drafted") as f64);
+    assert_eq!(stats["adapts"], false);
     assert_eq!(stats["tokens_per_target_pass"], 19.0 / count("target_passes") as f64);
     for phase in ["load", "prefill", "decode"] {
         assert!(stats["seconds"][phase].as_f64().unwrap() > 0.0);

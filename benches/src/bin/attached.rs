@@ -6,12 +6,13 @@
 //!
 //! Built with the feature `peers` it makes the same calls through NVIDIA's own C header in the same run.
 
+use std::error::Error;
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use backend_nvtx::Nvtx;
-use benches::case;
-use benches::machine;
 use benches::statistics::median;
+use benches::{case, machine, output};
 use marker_core::Detail;
 
 /// A tool keeps every range, so there are few: about 10 MB of report for all.
@@ -19,16 +20,16 @@ const TIMES: u64 = 20_000;
 const RUNS: usize = 9;
 
 fn main() -> ExitCode {
-    let nvtx: &'static Nvtx = match Nvtx::load(Detail::Phases) {
-        Ok(nvtx) => Box::leak(Box::new(nvtx)),
-        Err(error) => {
-            eprintln!("attached: {error}");
-            return ExitCode::from(2);
-        }
-    };
+    output::ended("attached", run())
+}
+
+fn run() -> Result<ExitCode, Box<dyn Error>> {
+    let nvtx: &'static Nvtx = Box::leak(Box::new(Nvtx::load(Detail::Phases)?));
     let tool = if nvtx.is_attached() { "a tool is attached" } else { "NO TOOL IS ATTACHED" };
-    println!("### Markers under a real tool\n\n{}; {tool}\n", machine::describe());
-    println!("| | case | processor ns |\n|---|---|---:|");
+    let mut text = format!(
+        "### Markers under a real tool\n\n{}; {tool}\n\n| | case | processor ns |\n|---|---|---:|\n",
+        machine::describe()
+    );
     let mut cases = case::heard("nvtx", nvtx);
     #[cfg(feature = "peers")]
     cases.extend(benches::peers::c_header());
@@ -40,7 +41,8 @@ fn main() -> ExitCode {
         }
     }
     for (case, times) in cases.iter().zip(&times) {
-        println!("| {} | {} | {:.0} |", case.group, case.name, median(times));
+        let _ = writeln!(text, "| {} | {} | {:.0} |", case.group, case.name, median(times));
     }
-    ExitCode::SUCCESS
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }

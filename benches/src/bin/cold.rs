@@ -2,15 +2,17 @@
 //! anything of itself in the caches. The loops of the other benchmarks find all of it there.
 
 use std::error::Error;
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::pin::pin;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use backend_nvtx::Nvtx;
 use backend_record::Recorder;
 use benches::shim::{self, Shim};
 use benches::statistics::median;
-use benches::{case, machine};
+use benches::{case, machine, output};
 use engine::markers::{Assembly, choose};
 use marker_core::{Detail, Held, Markers};
 
@@ -18,7 +20,11 @@ use marker_core::{Detail, Held, Markers};
 const PASS_BYTES: usize = 28 << 20;
 const RUNS: usize = 301;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    output::ended("cold", run())
+}
+
+fn run() -> Result<ExitCode, Box<dyn Error>> {
     if std::env::var_os(backend_nvtx::VARIABLE).is_some() {
         return Err("an NVTX tool is attached; here nobody is to hear NVTX".into());
     }
@@ -33,8 +39,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("record", Markers::new(&recorder, Detail::Phases)),
         ("the engine's nvtx and record", both.markers()),
     ];
-    println!("### A range in cold caches\n\n{}; medians of {RUNS}\n", machine::describe());
-    println!("| heard by | push ns | pop ns | a range, over nobody |\n|---|---:|---:|---:|");
+    let mut text = format!(
+        "### A range in cold caches\n\n{}; medians of {RUNS}\n\n\
+         | heard by | push ns | pop ns | a range, over nobody |\n|---|---:|---:|---:|\n",
+        machine::describe()
+    );
     let weights = vec![1_u64; PASS_BYTES / size_of::<u64>()];
     let pass = || {
         black_box(weights.iter().fold(0_u64, |sum, weight| sum.wrapping_add(*weight)));
@@ -51,9 +60,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let medians: Vec<_> = times.iter().map(|times| times.each_ref().map(|times| median(times))).collect();
     for ((name, _), [push, pop]) in heard.iter().zip(&medians) {
         let over = push + pop - medians[0][0] - medians[0][1];
-        println!("| {name} | {push:.0} | {pop:.0} | {over:.0} |");
+        let _ = writeln!(text, "| {name} | {push:.0} | {pop:.0} | {over:.0} |");
     }
-    Ok(())
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// How long the push and the pop of a range around `work` take.

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 use backend_nvtx::{Loader, Nvtx};
 use benches::case::{self, Case};
 use benches::shim::{self, RawNvtx, RawRoctx, Shim};
-use benches::{counts, machine};
+use benches::{counts, machine, output};
 use marker_core::Detail;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -22,17 +22,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Ranges that are counted.
 const ROUNDS: u64 = 10_000;
 
+const USAGE: &str = "usage: counts [--check | --write]";
+
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.tsv");
 const NULL_COST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../marker-core/proof/null-cost");
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("counts: {error}");
-            ExitCode::from(2)
-        }
-    }
+    output::ended("counts", run())
 }
 
 fn run() -> Result<ExitCode> {
@@ -42,7 +38,7 @@ fn run() -> Result<ExitCode> {
         ["--counted", which] => {
             for mut case in cases(which)? {
                 case.run(100);
-                println!("{}, {}", case.group, case.name);
+                output::print(&format!("{}, {}\n", case.group, case.name))?;
                 counted(&mut case, 0);
                 counted(&mut case, ROUNDS);
             }
@@ -51,7 +47,11 @@ fn run() -> Result<ExitCode> {
         [] => (false, false),
         ["--check"] => (true, false),
         ["--write"] => (false, true),
-        _ => return Err("usage: counts [--check | --write]".into()),
+        ["--help" | "-h"] => {
+            output::print(&format!("{USAGE}\n"))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => return Err(USAGE.into()),
     };
 
     let mut found = vec![("null only, range, span and mark".to_owned(), null_only()?)];
@@ -60,17 +60,18 @@ fn run() -> Result<ExitCode> {
     }
     let baseline = std::fs::read_to_string(BASELINE).unwrap_or_default();
     let baseline = counts::parse(&baseline)?;
-    print!("{}", table(&found, &baseline));
+    output::print(&table(&found, &baseline))?;
     if write {
         std::fs::write(BASELINE, counts::format(&found))?;
     }
     let complaints = counts::complaints(&found, &baseline);
     if check && !complaints.is_empty() {
         for complaint in complaints {
-            eprintln!("counts: {complaint}");
+            output::tell("counts", &complaint);
         }
-        eprintln!(
-            "counts: where that is meant, `cargo run --release -p benches --bin counts -- --write` and commit it"
+        output::tell(
+            "counts",
+            "where that is meant, `cargo run --release -p benches --bin counts -- --write` and commit it",
         );
         return Ok(ExitCode::FAILURE);
     }

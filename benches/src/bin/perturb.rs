@@ -4,13 +4,17 @@
 //! a request answers must be the same in all runs, or this fails. The time is that of the request, prefill and decode,
 //! as the engine measures it; loading is not in it.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use benches::output;
 use benches::perturb::{self, Mode, Plan, Report};
 use clap::Parser;
+use whole_file::WholeFile;
 
 /// Measures what markers cost a request, off against on, in fresh processes.
 #[derive(Parser)]
@@ -57,32 +61,41 @@ fn main() -> ExitCode {
             .unwrap_or_default(),
         generate: arguments.generate,
     };
-    match run(&plan, arguments.instructions, arguments.json) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("perturb: {error}");
-            ExitCode::from(if error.is_parity() { 1 } else { 2 })
-        }
-    }
+    output::ended("perturb", run(&plan, arguments.instructions, arguments.json.as_deref()))
 }
 
-fn run(plan: &Plan, instructions: bool, json: Option<PathBuf>) -> Result<(), perturb::Error> {
-    let tell = &mut |told: &str| eprintln!("perturb: {told}");
-    let report = perturb::measure(plan, tell)?;
+fn run(plan: &Plan, instructions: bool, json: Option<&Path>) -> Result<ExitCode, Box<dyn Error>> {
+    let unwritable = |file: &Path, why| perturb::Error::File { file: file.to_owned(), why };
+    let json = json.map(|file| WholeFile::check(file).map_err(|why| unwritable(file, why))).transpose()?;
+    let tell = &mut |told: &str| output::tell("perturb", told);
+    let report = match perturb::measure(plan, tell) {
+        Err(error) if error.is_parity() => {
+            output::tell("perturb", &error.to_string());
+            return Ok(ExitCode::FAILURE);
+        }
+        report => report?,
+    };
     // Before the count, which takes long.
-    print!("{}", table(plan, &report));
+    let printed = match output::print(&table(plan, &report)) {
+        Err(error) if json.is_none() => return Err(error.into()),
+        // The file is still written where nobody reads the table.
+        printed => printed,
+    };
     let counts = if instructions { Some(perturb::count_instructions(plan, tell)?) } else { None };
-    if let Some((off, on)) = counts {
-        println!(
-            "\nInstructions of one whole run with one thread: {off} off, {on} on: {:+.4} %.",
+    let told = counts.map_or_else(String::new, |(off, on)| {
+        format!(
+            "\nInstructions of one whole run with one thread: {off} off, {on} on: {:+.4} %.\n",
             100.0 * (on as f64 - off as f64) / off as f64
-        );
-    }
+        )
+    });
+    let printed = printed.and_then(|()| output::print(&told));
     if let Some(file) = json {
         let text = serde_json::to_string_pretty(&report.json(plan, counts)).unwrap_or_default() + "\n";
-        std::fs::write(&file, text).map_err(|why| perturb::Error::File { file, why })?;
+        let written = file.write(|mut out| out.write_all(text.as_bytes()));
+        written.map_err(|why| unwritable(file.path(), why))?;
     }
-    Ok(())
+    printed?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn table(plan: &Plan, report: &Report) -> String {

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use benches::machine;
 use benches::statistics::{median, range};
+use benches::{machine, output};
 use clap::Parser;
 use engine::chat::{self, Message};
 use engine::decode::{Drafting, Engine, Generation, Request};
@@ -67,16 +67,7 @@ const WAYS: [(&str, Drafting, usize, bool); 4] = [
 fn main() -> ExitCode {
     match Arguments::try_parse() {
         Err(error) => error.exit(),
-        Ok(arguments) => match run(&arguments) {
-            Ok(text) => {
-                print!("{text}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("questions: {error}");
-                ExitCode::from(2)
-            }
-        },
+        Ok(arguments) => output::ended("questions", run(&arguments)),
     }
 }
 
@@ -88,7 +79,7 @@ struct Asked {
     turns: Vec<Vec<Generation>>,
 }
 
-fn run(arguments: &Arguments) -> Result<String> {
+fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.runs == 0 || arguments.threads == Some(0) || arguments.max_tokens < 2 {
         return Err("--runs and --threads must be at least 1, and --max-tokens 2".into());
     }
@@ -140,7 +131,8 @@ fn run(arguments: &Arguments) -> Result<String> {
         "\nTwo numbers a way: how many times as fast as target-only, and tokens a target pass. Times are of decode, the \
          draft's own reading of the prompt included.\n",
     );
-    Ok(text)
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The questions, and last what is quoted.

@@ -89,9 +89,7 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     // Its children write their files when they leave.
     let left = engine.close();
     files.write_record(&markers)?;
-    files.write_stats(|| {
-        Stats::new(request.prompt.len(), &generation, &text, &markers, load_seconds).json()
-    })?;
+    files.write_stats(|| Stats::new(&request, &generation, &text, &markers, load_seconds).json())?;
     left?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::decode::Generation;
+use crate::decode::{Generation, Request, Sampling, Verify};
 use crate::markers::{Assembly, Recorded};
 
 /// The content of a `--stats` file.
@@ -21,6 +21,8 @@ pub(super) struct Stats {
     acceptance_rate: Option<f64>,
     /// After the prefill, not times the shards.
     target_passes: usize,
+    /// Whether blocks adapted to measured costs: then what was drafted depends on the clock, and the text does not.
+    adapts: bool,
     /// Null when the prefill gave all there is.
     tokens_per_target_pass: Option<f64>,
     /// Of the UTF-8 completion, special tokens left out.
@@ -52,13 +54,13 @@ struct Seconds {
 impl Stats {
     /// Sums up. `text` is the completion's.
     pub(super) fn new(
-        prompt_tokens: usize,
+        request: &Request,
         generation: &Generation,
         text: &str,
         markers: &Assembly,
         load: f64,
     ) -> Self {
-        let completion_tokens = generation.tokens.len();
+        let (prompt_tokens, completion_tokens) = (request.prompt.len(), generation.tokens.len());
         Stats {
             prompt_tokens,
             completion_tokens,
@@ -67,6 +69,7 @@ impl Stats {
             accepted: generation.accepted(),
             acceptance_rate: generation.acceptance_rate(),
             target_passes: generation.target_passes,
+            adapts: adapts(request, generation),
             tokens_per_target_pass: generation.tokens_per_target_pass(),
             text_sha256: hex(&Sha256::digest(text)),
             phases: markers.phases(),
@@ -80,6 +83,12 @@ impl Stats {
     pub(super) fn json(&self) -> std::io::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
+}
+
+/// Whether the clock had a say in how much was drafted.
+fn adapts(request: &Request, generation: &Generation) -> bool {
+    let greedy = request.sampling.as_ref().is_none_or(Sampling::is_greedy);
+    request.adapt && greedy && request.verify == Verify::Batched && !generation.rounds.is_empty()
 }
 
 /// What each backend did.
@@ -177,6 +186,33 @@ pub(super) fn phase_table(recorded: &[Recorded]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::{Finish, Round};
+
+    #[test]
+    fn blocks_adapt_to_the_clock_where_a_greedy_request_of_batched_rounds_asks_for_it() {
+        let generation = |rounds| Generation {
+            tokens: vec![1, 2],
+            rounds,
+            kept: 0,
+            target_passes: 1,
+            finish: Finish::Budget,
+            prefill_seconds: 1.0,
+            decode_seconds: 1.0,
+        };
+        let speculative = generation(vec![Round { drafted: 1, accepted: 0 }]);
+        let asked = Request { adapt: true, ..Request::new(vec![1]) };
+        assert!(adapts(&asked, &speculative));
+        assert!(!adapts(&asked, &generation(Vec::new())), "nothing was drafted");
+        let sampled = |temperature| Some(Sampling { temperature, ..Sampling::default() });
+        assert!(adapts(&Request { sampling: sampled(0.0), ..asked.clone() }, &speculative));
+        for other in [
+            Request { adapt: false, ..asked.clone() },
+            Request { sampling: sampled(1.0), ..asked.clone() },
+            Request { verify: Verify::ReferenceExact, ..asked.clone() },
+        ] {
+            assert!(!adapts(&other, &speculative), "{other:?}");
+        }
+    }
 
     #[test]
     fn a_table_sums_up_each_phase_in_the_order_in_which_they_began() {

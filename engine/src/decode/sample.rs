@@ -42,7 +42,7 @@ impl Default for Sampling {
 
 impl Sampling {
     /// Whether every choice is the largest logit as the model gives it, so that no logits are needed.
-    pub(super) fn is_greedy(&self) -> bool {
+    pub(crate) fn is_greedy(&self) -> bool {
         self.temperature <= 0.0 && (self.repetition_penalty - 1.0).abs() == 0.0
     }
 
