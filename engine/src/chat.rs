@@ -1,15 +1,27 @@
 //! Conversations: a model's own template turns messages into a prompt.
 //!
-//! A template is a program from the internet. It runs in an interpreter that reaches nothing outside, with a bound
-//! on its work, and what goes wrong in it is one sentence.
+//! A template is a program from the internet. It runs in an interpreter that reaches nothing outside, on a thread of
+//! its own, with bounds on its length, its steps and what it writes, and what goes wrong in it is one sentence. What it
+//! holds in memory has no bound: a string that is repeated often enough is more than any machine has.
 
-use minijinja::{Environment, Error as TemplateError, ErrorKind, Value, context};
+use std::io;
+
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, context};
 
 use crate::Error;
 use crate::model::Tokenizer;
 
-/// Steps that a template may take: far more than a long conversation needs.
-const FUEL: u64 = 10_000_000;
+/// Steps that a template may take: far more than a long conversation needs. Values nest no deeper than that.
+const FUEL: u64 = 1_000_000;
+/// Bytes of a template at most; those in use have a tenth of it.
+const LONGEST: usize = 1 << 16;
+/// Bytes of a prompt at most.
+const MOST: usize = 1 << 24;
+/// Bytes of stack: a template of that length and that many steps can nest deeply. What is not used is not taken.
+const STACK: usize = 1 << 30;
+/// The widest indent or field that a template may ask for.
+const WIDEST: usize = 99;
 
 /// Why a conversation became no prompt.
 #[derive(Debug, thiserror::Error)]
@@ -112,12 +124,26 @@ impl ChatTemplate {
     }
 
     fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let failed = |problem: String| ChatError::Template { problem };
+        if self.source.len() > LONGEST {
+            return Err(failed(format!("it has {} bytes, and may have {LONGEST}", self.source.len())));
+        }
+        std::thread::scope(|threads| {
+            let render = || self.interpret(messages, add_generation_prompt);
+            let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
+            let rendered = thread.spawn_scoped(threads, render).map_err(|error| failed(error.to_string()))?;
+            rendered.join().unwrap_or_else(|_| Err(failed("the interpreter gave up on it".into())))
+        })
+    }
+
+    fn interpret(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
         let mut environment = Environment::new();
         // What the templates were written for: transformers sets Jinja up like this.
         let mut syntax = minijinja::syntax::SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| failed(&error))?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(method);
+        environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |reason: String| -> Result<String, TemplateError> {
             Err(TemplateError::new(ErrorKind::InvalidOperation, format!("{REFUSED}{reason}")))
         });
@@ -127,8 +153,51 @@ impl ChatTemplate {
         let context = context! {
             messages => turns, add_generation_prompt, bos_token => self.bos.as_str(), eos_token => self.eos.as_str(),
         };
-        environment.render_str(&self.source, context).map_err(|error| failed(&error))
+        let template = environment.template_from_str(&self.source).map_err(|error| failed(&error))?;
+        let mut prompt = Bounded(Vec::new());
+        template.render_captured_to(context, &mut prompt).map_err(|error| failed(&error))?;
+        String::from_utf8(prompt.0).map_err(|error| ChatError::Template { problem: error.to_string() })
     }
+}
+
+/// Takes so many bytes and no more.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MOST - self.0.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Python's methods, but for a field so wide that no memory holds it.
+fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, TemplateError> {
+    let digits = |text: &str| text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
+    if name == "format" && value.as_str().is_some_and(|text| digits(text) > WIDEST.ilog10() as usize + 1) {
+        return Err(TemplateError::new(ErrorKind::InvalidOperation, "a field of such a width"));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// Jinja's filter, but for an indent so wide that no memory holds it.
+fn to_json(value: &Value, indent: Option<Value>, named: Kwargs) -> Result<Value, TemplateError> {
+    let wide = |indent: &Value| indent.as_usize().is_some_and(|indent| indent > WIDEST);
+    if indent.as_ref().is_some_and(wide) || named.peek::<Value>("indent").is_ok_and(|indent| wide(&indent)) {
+        return Err(TemplateError::new(ErrorKind::InvalidOperation, "an indent of such a width"));
+    }
+    minijinja::filters::tojson(value, indent, named)
 }
 
 /// Marks what a template says itself through `raise_exception`.
@@ -182,6 +251,42 @@ mod tests {
             Message::user("c"),
         ]);
         assert!(prompt.unwrap().starts_with("<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\na<"));
+    }
+
+    #[test]
+    fn a_template_that_would_take_all_is_one_error() {
+        let nested = |levels: &str, inner: &str| {
+            format!(
+                "{{% set ns = namespace(s=[1, 2]) %}}{{% for i in range({levels}) %}}{{% set ns.s = {inner} %}}{{% endfor %}}{{{{ ns.s }}}}"
+            )
+        };
+        for (source, says) in [
+            (format!("{{{{ {}1 }}}}", "not ".repeat(30_000)), "and may have 65536"),
+            ("{{ 'x'.format() ~ '{:>999999999999}'.format('a') }}".into(), "a field of such a width"),
+            ("{{ '{0:.99999999999}'.format(1.5) }}".into(), "a field of such a width"),
+            ("{{ [1] | tojson(indent=99999999999) }}".into(), "an indent of such a width"),
+            ("{{ [1] | tojson(99999999999) }}".into(), "an indent of such a width"),
+            (nested("45", "[ns.s, ns.s]"), "fails"),
+            (
+                "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}".into(),
+                "fuel",
+            ),
+        ] {
+            let error = template(&source).prompt(&[Message::user("?")]).unwrap_err().to_string();
+            assert!(error.contains(says), "{}: {error}", &source[..60]);
+        }
+        // Deep, and within what a thread of its own can take.
+        for source in [
+            format!("{{{{ {}1 }}}}", "not ".repeat(16_000)),
+            format!("{{{{ 1{} }}}}", "+1".repeat(32_000)),
+            nested("90000", "[ns.s]"),
+        ] {
+            let _ = template(&source).prompt(&[Message::user("?")]);
+        }
+        assert_eq!(
+            template("{{ [1] | tojson(indent=2) }}").prompt(&[Message::user("?")]).unwrap(),
+            "[\n  1\n]"
+        );
     }
 
     #[test]

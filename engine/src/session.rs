@@ -104,7 +104,7 @@ impl<'m> Session<'m> {
         request.stop_tokens.extend_from_slice(ends);
         let mut stream = self.pair.tokenizer.stream_until(options.stop.clone());
         let mut text = String::new();
-        let mut failed: Option<ModelError> = None;
+        let (mut failed, mut cancelled): (Option<ModelError>, bool) = (None, false);
         let generation = self.engine.generate(&request, self.markers, &mut |token| {
             let piece = match stream.push(token) {
                 Ok(piece) => piece,
@@ -114,14 +114,18 @@ impl<'m> Session<'m> {
                 }
             };
             text.push_str(&piece);
-            on_text(&piece)?;
+            if on_text(&piece).is_break() {
+                cancelled = true;
+                return ControlFlow::Break(());
+            }
             if stream.stopped_by().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         if let Some(error) = failed {
             return Err(error.into());
         }
+        // Whoever cancelled hears no more.
         let rest = stream.finish()?;
-        if !rest.is_empty() {
+        if !rest.is_empty() && !cancelled {
             text.push_str(&rest);
             // Nothing is left to cancel.
             let _ = on_text(&rest);

@@ -6,8 +6,8 @@
 //! was drawn from this very `q` (Leviathan et al. 2023, Chen et al. 2023). A token that is drawn in place of `x` is
 //! never `x`, so in both cases a drafted token stands exactly when it is what the target said.
 
-use super::sample::{Distribution, Purpose, Sampler, Sampling};
-use crate::device::{Answer, DeviceError, Want};
+use super::sample::{Distribution, Purpose, Sampler, Sampling, no_numbers};
+use crate::device::{Answer, DeviceError, NO_TOKEN, Want};
 
 /// A drafted token and, when sampling, what it was drawn from.
 pub(super) struct Proposal {
@@ -47,13 +47,18 @@ impl Chooser {
         text: &[u32],
         drafted: Option<&Proposal>,
     ) -> Result<u32, DeviceError> {
-        let Some(sampler) = &mut self.sampler else { return greedy(answer, row) };
+        let Some(sampler) = &mut self.sampler else {
+            return match greedy(answer, row)? {
+                NO_TOKEN => Err(no_numbers()),
+                token => Ok(token),
+            };
+        };
         sampler.shape(logits(answer, row, self.vocab)?, text, &mut self.target)?;
         let draw = |purpose| sampler.uniform(text.len(), purpose);
         settle(&self.target, drafted, draw).ok_or_else(nothing)
     }
 
-    /// What a draft model says behind `text`.
+    /// What a draft model says behind `text`; greedily it may be [`NO_TOKEN`].
     pub(super) fn draft(
         &mut self,
         answer: &Answer,
@@ -134,6 +139,15 @@ mod tests {
         (0..4)
             .map(|token| (f64::from(seen[token as usize]) - expected(token)).powi(2) / expected(token))
             .sum()
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error_greedy_or_not() {
+        let answer = Answer { tokens: vec![NO_TOKEN], logits: vec![f32::NAN; 4], ..Answer::default() };
+        for sampling in [None, Some(Sampling::default())] {
+            let said = Chooser::new(sampling.as_ref(), 4).say(&answer, 0, &[], None);
+            assert!(said.unwrap_err().to_string().contains("no numbers to choose from"));
+        }
     }
 
     /// Case 16: one chance in ten thousand lies beyond 21.

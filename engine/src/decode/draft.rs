@@ -5,7 +5,7 @@ use marker_core::{Fields, Markers, Phase, Scope, range};
 use super::accept::{Chooser, Proposal};
 use super::lookup::Lookup;
 use super::pace::{Heard, Pace, Source};
-use crate::device::{DeviceError, MOST_UNSEEN, Path, Proposed, Want};
+use crate::device::{DeviceError, MOST_UNSEEN, NO_TOKEN, Path, Proposed, Want};
 use crate::shard::Chain;
 
 /// Rows of a pass while the draft reads what it has not seen yet.
@@ -149,6 +149,10 @@ fn model(
             continue;
         }
         let proposal = chooser.draft(answer, 0, &history)?;
+        if proposal.token == NO_TOKEN {
+            // A draft that has gone wrong proposes nothing; the target goes on alone.
+            break;
+        }
         let heard = pace.as_mut().map_or(Heard::GoOn, |pace| pace.hear(margin(&answer.logits)));
         if heard != Heard::Drop {
             proposed.push(proposal);

@@ -28,8 +28,8 @@ pub enum RequestError {
     /// Prompt and budget do not fit the context.
     #[error(
         "a prompt of {prompt} tokens and a budget of {max_tokens} need {} positions, but the {model} model has {context}: \
-         shorten the prompt or lower the budget",
-        .prompt.saturating_add(*.max_tokens)
+         shorten the prompt or lower the budget{}",
+        .prompt.saturating_add(*.max_tokens), if *.model == "draft" { ", or leave the draft out" } else { "" }
     )]
     TooLong {
         /// Tokens of the prompt.

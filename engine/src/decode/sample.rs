@@ -181,7 +181,7 @@ impl Sampler {
         kept.extend((0..).zip(row.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY));
         let best = kept.iter().copied().min_by(likelier);
         let Some((best, most)) = best.filter(|(_, logit)| *logit < f32::INFINITY) else {
-            return Err(DeviceError::BadPass("the model's logits are no numbers to choose from".into()));
+            return Err(no_numbers());
         };
         into.shares.clear();
         if settings.temperature <= 0.0 {
@@ -251,6 +251,11 @@ fn nucleus(kept: &mut [(u32, f32)], enough: f64, weight: impl Fn(f32) -> f64) ->
         step *= 4;
     }
     sorted
+}
+
+/// A row of logits without one that is a number below infinity.
+pub(super) fn no_numbers() -> DeviceError {
+    DeviceError::BadPass("the model's logits are no numbers to choose from".into())
 }
 
 #[cfg(test)]

@@ -202,6 +202,9 @@ pub struct Pass<'a> {
     pub want: Want,
 }
 
+/// The token id of a row whose logits are all NaN, where a device tells: no model has so many.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// What a pass answered. Buffers are kept between passes; a pass overwrites those it was asked for and
 /// clears the others.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -12,7 +12,7 @@ use super::error::short;
 use super::gguf::{self, Gguf};
 use super::json::Fields;
 use super::weights::{Entry, Stored, WeightsFile};
-use super::{Architecture, Config, Dtype, ModelError};
+use super::{Config, Dtype, ModelError};
 
 /// A tensor as it is stored: row major, little endian, perhaps unaligned. It lies in the file, but where the file
 /// orders a tensor's rows in its own way, it is a copy in the order that the models' own code has.
@@ -245,21 +245,16 @@ impl Checkpoint {
     }
 
     /// Turns off switches that the models' own code does not know for an architecture, where the files hold
-    /// no such bias either: `attention_bias` for Mistral and for Qwen2's output, `mlp_bias` beyond Llama.
+    /// no such bias either.
     fn settle_biases(&mut self) {
         let has = |name| self.tensors.contains_key(&layer_name(0, name, "bias"));
         let (q, o) = (has("self_attn.q_proj"), has("self_attn.o_proj"));
         let mlp = has("mlp.gate_proj");
         let config = &mut self.config;
-        if config.architecture == Architecture::Mistral {
-            config.qkv_bias &= q;
-        }
-        if matches!(config.architecture, Architecture::Mistral | Architecture::Qwen2) {
-            config.o_bias &= o;
-        }
-        if config.architecture != Architecture::Llama {
-            config.mlp_bias &= mlp;
-        }
+        let doubted = config.architecture.traits().doubted;
+        config.qkv_bias &= q || !doubted.qkv;
+        config.o_bias &= o || !doubted.o;
+        config.mlp_bias &= mlp || !doubted.mlp;
     }
 
     /// Lets the system take back the memory that reading the weights filled; what is read again is read from the

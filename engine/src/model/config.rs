@@ -4,22 +4,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::architecture::{Architecture, Silent, Slides, Traits};
 use super::error::short;
 use super::json::Fields;
 use super::{ModelError, Rope};
-
-/// A family of models that share one forward pass, told apart by a few switches in [`Config`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Architecture {
-    /// `LlamaForCausalLM`
-    Llama,
-    /// `MistralForCausalLM`
-    Mistral,
-    /// `Qwen2ForCausalLM`: biases on q, k and v.
-    Qwen2,
-    /// `Qwen3ForCausalLM`: a norm on each head's query and key.
-    Qwen3,
-}
 
 /// A model's shape and constants. All counts are at least one.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,43 +49,16 @@ pub struct Config {
     pub eos: Vec<u32>,
 }
 
-/// What the models' own code assumes where a file is silent (transformers 5's configuration classes).
-struct Silent {
-    context: usize,
-    head_dim: Option<usize>,
-    window: Option<usize>,
-}
-
 impl Architecture {
-    const NAMES: [(&'static str, Architecture); 4] = [
-        ("LlamaForCausalLM", Architecture::Llama),
-        ("MistralForCausalLM", Architecture::Mistral),
-        ("Qwen2ForCausalLM", Architecture::Qwen2),
-        ("Qwen3ForCausalLM", Architecture::Qwen3),
-    ];
-
     fn of(fields: &Fields) -> Result<Self, ModelError> {
         let list = fields.need("architectures", fields.value("architectures"))?;
         let name = list.get(0).and_then(Value::as_str).ok_or_else(|| {
             fields.bad("architectures", "a list with the name of an architecture".to_owned())
         })?;
-        Self::NAMES
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|&(_, architecture)| architecture)
-            .ok_or_else(|| {
-                let known = Self::NAMES.map(|(name, _)| name).join(", ");
-                fields.unsupported("architectures", short(name), &format!("one of {known}"))
-            })
-    }
-
-    fn silent(self) -> Silent {
-        match self {
-            Architecture::Llama => Silent { context: 2048, head_dim: None, window: None },
-            Architecture::Mistral => Silent { context: 131_072, head_dim: None, window: Some(4096) },
-            Architecture::Qwen2 => Silent { context: 32_768, head_dim: None, window: Some(4096) },
-            Architecture::Qwen3 => Silent { context: 32_768, head_dim: Some(128), window: Some(4096) },
-        }
+        Self::ALL.into_iter().find(|known| known.traits().hugging_face == name).ok_or_else(|| {
+            let known = Self::ALL.map(|known| known.traits().hugging_face).join(", ");
+            fields.unsupported("architectures", short(name), &format!("one of {known}"))
+        })
     }
 }
 
@@ -106,7 +67,7 @@ impl Config {
     pub(super) fn read(dir: &Path) -> Result<Self, ModelError> {
         let fields = Fields::read(&dir.join("config.json"))?;
         let architecture = Architecture::of(&fields)?;
-        let silent = architecture.silent();
+        let Traits { silent, qk_norm, qkv_bias, .. } = architecture.traits();
         let count = |name| fields.need(name, fields.count(name)?);
 
         let hidden = count("hidden_size")?;
@@ -131,8 +92,8 @@ impl Config {
             context,
             norm_epsilon: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
             rope: Rope::read(&fields)?,
-            qk_norm: architecture == Architecture::Qwen3,
-            qkv_bias: attention_bias || architecture == Architecture::Qwen2,
+            qk_norm,
+            qkv_bias: qkv_bias || attention_bias,
             o_bias: attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
             tied: fields.flag("tie_word_embeddings")?,
@@ -198,17 +159,18 @@ fn refuse_sliding_window(
     architecture: Architecture,
     context: usize,
 ) -> Result<(), ModelError> {
-    let slides = match architecture {
-        Architecture::Llama => false,
-        Architecture::Mistral => true,
-        Architecture::Qwen2 | Architecture::Qwen3 => fields.flag("use_sliding_window")?,
+    let Traits { slides, silent, .. } = architecture.traits();
+    let slides = match slides {
+        Slides::Never => false,
+        Slides::Always => true,
+        Slides::IfAsked => fields.flag("use_sliding_window")?,
     };
     if !slides {
         return Ok(());
     }
     let window = match fields.count("sliding_window")? {
         None if fields.mentions("sliding_window") => None,
-        None => architecture.silent().window,
+        None => silent.window,
         given => given,
     };
     match window {

@@ -4,6 +4,7 @@
 //! `tokenizer.json`. And GGUF: all of that in one file, its weights perhaps quantised. Everything is checked here, once, so that a device only meets tensors of the type and
 //! shape that it asked for.
 
+mod architecture;
 mod checkpoint;
 mod config;
 mod dtype;
@@ -18,8 +19,9 @@ mod stream;
 mod tokenizer;
 mod weights;
 
+pub use architecture::Architecture;
 pub use checkpoint::{Checkpoint, LayerWeights, Linear, Tensor};
-pub use config::{Architecture, Config};
+pub use config::Config;
 pub use dtype::Dtype;
 pub(crate) use dtype::six_bits;
 pub use error::ModelError;

@@ -61,16 +61,13 @@ thread_local! {
     static EXPECTED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// One test: the calls of a process are counted together.
 #[test]
 fn every_call_in_turn_fails_by_its_name_and_nothing_is_left() {
     every_call_in_turn(
         Verify::ReferenceExact,
         &["hipGraphLaunch", "hipMemcpyDtoDAsync", "hipStreamEndCapture", "hipGraphExecDestroy"],
     );
-}
-
-#[test]
-fn every_call_of_rounds_on_the_device_in_turn_fails_by_its_name_and_nothing_is_left() {
     every_call_in_turn(Verify::Batched, &["hipGraphLaunch", "hipStreamEndCapture", "hipGraphExecDestroy"]);
 }
 

@@ -11,6 +11,7 @@ use super::fixed::Fixed;
 use super::isa::{Isa, Rows, TILE_ROWS, Tile};
 use super::packed::{LANES, Layout, PANEL, Packed};
 use super::pool::{Columns, Pool};
+use crate::device::NO_TOKEN;
 
 /// Ranges of at most [`TILE_ROWS`] rows, as even as they can be.
 pub(super) fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -196,10 +197,10 @@ impl Greedy {
         self.0.fetch_max(u64::from(ordered) << 32 | u64::from(!((start + at) as u32)), Ordering::Relaxed);
     }
 
-    /// The index; 0 where nothing but NaN was offered.
+    /// The index; [`NO_TOKEN`] where nothing but NaN was offered.
     pub(super) fn index(&self) -> u32 {
         match self.0.load(Ordering::Relaxed) {
-            0 => 0,
+            0 => NO_TOKEN,
             best => !(best as u32),
         }
     }
@@ -365,7 +366,7 @@ mod tests {
             assert_eq!(greedy(&[-4.0, -3.0, -3.0, -5.0], parts), 1);
             assert_eq!(greedy(&[-1.0, -0.0, 0.0], parts), 1);
             assert_eq!(greedy(&[nan, nan, -2.0, nan, -2.0], parts), 2);
-            assert_eq!(greedy(&[nan, nan], parts), 0);
+            assert_eq!(greedy(&[nan, nan], parts), NO_TOKEN);
             assert_eq!(greedy(&[infinite, infinite], parts), 0);
             let mut long = vec![0.5; 45];
             long[41] = 0.75;

@@ -3,15 +3,12 @@
 use serde_json::Value;
 
 use super::{Gguf, List, stored_name};
-use crate::model::config::{Architecture, Config};
+use crate::model::architecture::Architecture;
+use crate::model::config::Config;
 use crate::model::error::short;
 use crate::model::json::Fields;
 use crate::model::weights::Stored;
 use crate::model::{Dtype, ModelError, Rope, Scaling};
-
-/// Architectures, as `general.architecture` names them. Mistral's models are converted as `llama`.
-const NAMES: [(&str, Architecture); 3] =
-    [("llama", Architecture::Llama), ("qwen2", Architecture::Qwen2), ("qwen3", Architecture::Qwen3)];
 
 impl Gguf {
     /// What the model is.
@@ -21,8 +18,9 @@ impl Gguf {
     pub(in crate::model) fn config(&self) -> Result<Config, ModelError> {
         let fields = self.fields();
         let name = fields.need("general.architecture", fields.text("general.architecture")?)?;
-        let Some(&(prefix, architecture)) = NAMES.iter().find(|(known, _)| *known == name) else {
-            let known = NAMES.map(|(name, _)| name).join(", ");
+        let known = Architecture::ALL.into_iter().filter_map(|known| Some((known.traits().gguf?, known)));
+        let Some((prefix, architecture)) = known.clone().find(|(known, _)| *known == name) else {
+            let known = known.map(|(name, _)| name).collect::<Vec<_>>().join(", ");
             return Err(fields.unsupported("general.architecture", short(&name), &format!("one of {known}")));
         };
         refuse_what_is_not_run(&fields, prefix)?;
@@ -83,7 +81,7 @@ impl Gguf {
                 fields.need(&name, fields.positive(&name)?)?
             },
             rope: self.rope(&fields, prefix, head_dim)?,
-            qk_norm: architecture == Architecture::Qwen3,
+            qk_norm: architecture.traits().qk_norm,
             qkv_bias: has("self_attn.q_proj"),
             o_bias: has("self_attn.o_proj"),
             mlp_bias: has("mlp.gate_proj"),

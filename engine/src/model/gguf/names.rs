@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::model::{Architecture, Config};
+use crate::model::Config;
 
 /// Parts of a layer: ours, and the file's.
 const PARTS: [(&str, &str); 11] = [
@@ -36,14 +36,14 @@ pub(in crate::model) fn stored_name(name: &str) -> Cow<'_, str> {
     format!("blk.{layer}.{part}.{kind}").into()
 }
 
-/// The width of the heads that the rows of the tensor of this name in the file belong to, where the file stores each head's rows in another order
-/// than ours: converters write queries and keys of the `llama` architecture so that the two values that a rotary
-/// position turns together lie side by side (first of the lower half, first of the upper half, second of the
-/// lower half, ...).
+/// The width of the heads that the rows of the tensor of this name in the file belong to, where the file stores each
+/// head's rows in another order than ours: converters write queries and keys of the `llama` architecture so that the
+/// two values that a rotary position turns together lie side by side (first of the lower half, first of the upper
+/// half, second of the lower half, ...).
 pub(in crate::model) fn interleaved(config: &Config, name: &str) -> Option<usize> {
-    let llama = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
     let turned = [".attn_q.weight", ".attn_q.bias", ".attn_k.weight", ".attn_k.bias"];
-    (llama && turned.iter().any(|end| name.ends_with(end))).then_some(config.head_dim)
+    (config.architecture.traits().interleaved && turned.iter().any(|end| name.ends_with(end)))
+        .then_some(config.head_dim)
 }
 
 #[cfg(test)]
