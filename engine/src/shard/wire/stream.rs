@@ -144,22 +144,29 @@ impl Wait for Alone {
 /// How long a side keeps looking before it sleeps.
 ///
 /// An idle core takes some 50 µs to wake in a virtual machine, twice a pass: more than the wire itself. Between two passes
-/// of a generation the other side is back sooner than this.
-const LOOK: Duration = Duration::from_micros(200);
+/// of a generation a peer of a small model is back sooner than this.
+const LOOK: Duration = Duration::from_millis(1);
+/// A core that was given away and came back after more than this is wanted by others, who get it.
+const TAKEN: Duration = Duration::from_micros(10);
 
 /// `poll` until one of `sockets` is ready, with [`Fault::TimedOut`] at `until`.
 ///
-/// At first it only looks, again and again, and gives its core away in between to whoever has work; then it sleeps.
+/// At first it only looks, again and again, and gives its core away in between; once somebody took it, it sleeps.
 pub(in crate::shard) fn poll_until(sockets: &mut [PollFd<'_>], until: Option<Instant>) -> Result<(), Fault> {
     let began = Instant::now();
+    let mut wanted = false;
     loop {
         let now = Instant::now();
         let left = until.map(|until| until.saturating_duration_since(now));
-        let looks = now - began < LOOK;
+        let looks = !wanted && now - began < LOOK;
         let timeout = if looks { Some(Duration::ZERO) } else { left }.map(timespec);
         match poll(sockets, timeout.as_ref()) {
             Ok(0) if left.is_some_and(|left| left.is_zero()) => return Err(Fault::TimedOut),
-            Ok(0) if looks => std::thread::yield_now(),
+            Ok(0) if looks => {
+                let given = Instant::now();
+                std::thread::yield_now();
+                wanted = given.elapsed() > TAKEN;
+            }
             // Woken early, or by a signal: look at the clock again.
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),
