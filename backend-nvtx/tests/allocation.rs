@@ -11,7 +11,7 @@ use marker_core::{Detail, Fields, Label, Marker, Markers, Phase, Scope, range};
 use shim::Shim;
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test allocation`"]
 fn scene_ranges() {
     let nvtx = Nvtx::load_or_diagnose(Detail::Full);
     let markers = Markers::new(&nvtx, Detail::Full);

@@ -49,7 +49,7 @@ fn parse(line: &str) -> Option<Seen> {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test conformance`"]
 fn scene_conformance() {
     let nvtx = Box::leak(Box::new(Nvtx::load_or_diagnose(Detail::Full)));
     let expect = match std::env::var("SHIM_OMIT").as_deref() {

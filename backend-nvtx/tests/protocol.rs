@@ -45,7 +45,7 @@ fn tell_counters(nvtx: &Nvtx) {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test protocol`"]
 fn scene_everything() {
     let detail = if std::env::var_os("DETAIL").is_some() { Detail::Full } else { Detail::Phases };
     let nvtx = Nvtx::load_or_diagnose(detail);
@@ -179,7 +179,7 @@ fn a_range_whose_id_is_zero_is_ended_too() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test protocol`"]
 fn scene_unbalanced() {
     let nvtx = Nvtx::load_or_diagnose(Detail::Phases);
     let markers = Markers::new(&nvtx, Detail::Phases);
@@ -261,7 +261,7 @@ impl Drop for Last<'_> {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test protocol`"]
 fn scene_threads() {
     static NVTX: std::sync::OnceLock<Nvtx> = std::sync::OnceLock::new();
     thread_local! {
@@ -319,7 +319,7 @@ fn eight_threads_attach_once_and_register_each_label_once() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test protocol`"]
 fn scene_diagnosed() {
     let loaded = |when: &str| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -62,7 +62,7 @@ fn request(markers: Markers<'_>) {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_request() {
     let nvtx = Nvtx::load_or_diagnose(Detail::Phases);
     let markers = Markers::new(&nvtx, Detail::Phases);
@@ -125,7 +125,7 @@ fn a_capture_range_records_from_its_first_range_to_its_end() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_spans() {
     static NVTX: std::sync::OnceLock<Nvtx> = std::sync::OnceLock::new();
     let nvtx = NVTX.get_or_init(|| Nvtx::load_or_diagnose(Detail::Full));
@@ -174,7 +174,7 @@ const THREADS: usize = 8;
 const ROUNDS: usize = 200;
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_threads() {
     let nvtx = Nvtx::load_or_diagnose(Detail::Phases);
     let (nvtx, markers) = (&nvtx, Markers::new(&nvtx, Detail::Phases));
@@ -220,7 +220,7 @@ fn eight_threads_that_drop_out_of_order_stay_nested() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_conformance() {
     let nvtx = Box::leak(Box::new(Nvtx::load_or_diagnose(Detail::Full)));
     check(nvtx, if nvtx.is_attached() { Expect::TAKEN } else { Expect::NOT_TAKEN }, None);
@@ -238,7 +238,7 @@ fn the_contract_is_kept_under_nsys() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_exit() {
     let nvtx = Nvtx::load_or_diagnose(Detail::Phases);
     request(Markers::new(&nvtx, Detail::Phases));
@@ -255,7 +255,7 @@ fn a_program_that_exits_early_keeps_its_ranges_and_its_code() {
 }
 
 #[test]
-#[ignore = "run by other tests, in a process of its own"]
+#[ignore = "a scene that other tests start in a process of its own: `cargo test -p backend-nvtx --test real_nsys`"]
 fn scene_off() {
     request(Markers::OFF);
     request(Markers::global());

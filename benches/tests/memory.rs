@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 const POSITIONS: usize = 128;
 
 #[test]
-#[ignore = "needs `cargo xtask models`"]
+#[ignore = "needs `cargo xtask models`: `cargo xtask test --models` runs it"]
 fn smollm2_takes_less_than_1_3_times_its_file() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/models/smollm2");
     let file = std::fs::read_dir(&model).unwrap().next().unwrap().unwrap();

@@ -82,7 +82,7 @@ fn the_draft_generates() {
 }
 
 #[test]
-#[ignore = "needs `cargo xtask models`"]
+#[ignore = "needs `cargo xtask models`: `cargo xtask test --models` runs it"]
 fn the_model_follows_its_reference() {
     let checkpoint = Checkpoint::open(&target()).unwrap();
     let vocab = checkpoint.config().vocab;
@@ -115,7 +115,7 @@ fn the_model_follows_its_reference() {
 }
 
 #[test]
-#[ignore = "needs `cargo xtask models`"]
+#[ignore = "needs `cargo xtask models`: `cargo xtask test --models` runs it"]
 fn with_the_draft_the_answers_are_the_models_and_take_half_the_passes() {
     let (pair, plain) =
         (Pair::open(&target(), Some(&draft())).unwrap(), Pair::open(&target(), None).unwrap());

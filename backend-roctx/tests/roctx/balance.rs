@@ -37,7 +37,7 @@ impl Witness for Log {
 const SUITE: &str = "balance::runs_the_suite";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn runs_the_suite() {
     static ROCTX: OnceLock<Roctx> = OnceLock::new();
     if !child::is(SUITE) {
@@ -73,7 +73,7 @@ fn the_suite_passes_under_every_answer_of_push() {
 const MIXED: &str = "balance::nests_under_mixed_answers";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn nests_under_mixed_answers() {
     if !child::is(MIXED) {
         return;
@@ -117,7 +117,7 @@ fn a_range_that_was_refused_inside_one_that_was_taken_is_not_popped() {
 const RAW: &str = "balance::pops_once_too_often";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn pops_once_too_often() {
     if !child::is(RAW) {
         return;
@@ -143,7 +143,7 @@ fn the_shim_does_abort_on_a_pop_too_many() {
 const TWO: &str = "balance::two_at_once";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn two_at_once() {
     if !child::is(TWO) {
         return;

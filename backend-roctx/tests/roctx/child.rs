@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    #[ignore = "run by its parent"]
+    #[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
     fn ends() {
         if !is("child::tests::ends") {
             return;

@@ -140,7 +140,7 @@ impl Witness for Roctracer {
 const CHILD: &str = "debian::runs_with_the_real_library";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx -- --ignored debian`"]
 fn runs_with_the_real_library() {
     static ROCTX: OnceLock<Roctx> = OnceLock::new();
     if !child::is(CHILD) {
@@ -172,7 +172,7 @@ fn runs_with_the_real_library() {
 }
 
 #[test]
-#[ignore = "goes to the network once"]
+#[ignore = "goes to the network once: `cargo test -p backend-roctx --test roctx -- --ignored debian`"]
 fn debians_own_library_is_found_by_its_name_and_hears_every_call() {
     let folder = fetch();
     let child = Child::new(CHILD).env("LD_LIBRARY_PATH", &folder).limit(child::SUITE_LIMIT);

@@ -20,7 +20,7 @@ fn installed() -> Markers<'static> {
 const EXITS: &str = "leaving::exits_inside_a_range";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn exits_inside_a_range() {
     extern "C" fn at_exit() {
         Markers::global().within("at exit", || ());
@@ -52,7 +52,7 @@ fn the_exit_code_is_the_programs_own_and_markers_work_to_the_end() {
 const FORKS: &str = "leaving::forks_inside_a_range";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn forks_inside_a_range() {
     if !child::is(FORKS) {
         return;
@@ -90,7 +90,7 @@ fn a_fork_inside_a_range_disturbs_neither_side() {
 const CLOSED: &str = "leaving::has_no_standard_error";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn has_no_standard_error() {
     if !child::is(CLOSED) {
         return;

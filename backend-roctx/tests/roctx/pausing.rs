@@ -9,7 +9,7 @@ use crate::shim;
 const CHILD: &str = "pausing::pauses";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn pauses() {
     if !child::is(CHILD) {
         return;

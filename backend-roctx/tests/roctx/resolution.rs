@@ -12,7 +12,7 @@ use crate::shim;
 const CHILD: &str = "resolution::works_with_what_it_finds";
 
 #[test]
-#[ignore = "run by its parent"]
+#[ignore = "a scene that the test beside it starts: `cargo test -p backend-roctx --test roctx`"]
 fn works_with_what_it_finds() {
     if !child::is(CHILD) {
         return;

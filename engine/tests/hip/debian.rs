@@ -91,7 +91,7 @@ fn asking_again_and_again_opens_nothing_that_stays() {
 }
 
 #[test]
-#[ignore = "the test above runs it, with the runtime in its path"]
+#[ignore = "the test above starts it with the runtime in its path: `cargo test -p engine --features cuda,hip --test hip`"]
 fn asks_again_and_again() {
     let open_files = || fs::read_dir("/proc/self/fd").unwrap().count();
     let refused = || engine::device::open("hip:0", 1).err().unwrap().to_string();

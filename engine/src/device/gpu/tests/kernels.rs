@@ -161,7 +161,7 @@ fn multiply(x: &[f32], weights: &[f64], width: usize) -> Vec<f64> {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn embed_takes_rows_of_the_table_and_leaves_them_normed() {
     let bench = Bench::new();
     for (planes, width) in [(1, 32), (2, 96), (3, 416)] {
@@ -204,7 +204,7 @@ fn embed_takes_rows_of_the_table_and_leaves_them_normed() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn norm_adds_what_waits_and_norms() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -281,7 +281,7 @@ fn norm_adds_what_waits_and_norms() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn few_rows_times_a_matrix() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -337,7 +337,7 @@ fn few_rows_times_a_matrix() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn gated_rows() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -402,7 +402,7 @@ fn gated_rows() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn a_matrix_added_to_the_residual_stream() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -562,7 +562,7 @@ impl Heads {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn rotate_norms_turns_and_appends() {
     let bench = Bench::new();
     for (heads, kv_heads, head_dim, rows, splits, normed, biased) in [
@@ -603,7 +603,7 @@ fn rotate_norms_turns_and_appends() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn attention_over_the_cache() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -725,7 +725,7 @@ fn attention_over_the_cache() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn the_lowest_of_the_largest_logits() {
     let bench = Bench::new();
     for (vocab, stride, parts) in [(5, 128, 1), (4096, 4096, 1), (1000, 1024, 3), (128_256, 128_256, 16)] {
@@ -760,7 +760,7 @@ fn the_lowest_of_the_largest_logits() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn what_stands_is_what_the_model_says_itself() {
     let bench = Bench::new();
     for count in 1..=15 {
@@ -793,7 +793,7 @@ fn bf16_rows(bench: &Bench, rows: usize, width: usize) -> (On, Vec<f32>) {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn many_rows_times_a_matrix() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;
@@ -843,7 +843,7 @@ fn many_rows_times_a_matrix() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn attention_of_many_rows() {
     let bench = Bench::new();
     let mut worst = 0.0_f64;

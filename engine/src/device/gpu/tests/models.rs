@@ -49,7 +49,7 @@ fn logits(shard: &mut dyn Shard, tokens: &[u32], block: usize, path: Kernels) ->
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
     let device = super::device();
     for name in NAMES {
@@ -81,7 +81,7 @@ fn logits_are_the_cpus_and_the_same_bits_in_any_block() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn dense_logits_are_near_the_cpus() {
     let device = super::device();
     for name in NAMES {
@@ -108,7 +108,7 @@ fn dense_logits_are_near_the_cpus() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn a_split_model_answers_as_a_whole_one() {
     let device = super::device();
     let checkpoint = checkpoint("pair/target");
@@ -136,7 +136,7 @@ fn a_split_model_answers_as_a_whole_one() {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn roll_back_and_restore_leave_what_never_was_there_out() {
     let device = super::device();
     let checkpoint = checkpoint("pair/target");
@@ -172,7 +172,7 @@ struct Prompt {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn speculative_output_is_target_only_output() {
     let device = super::device();
     let (target, draft) = (checkpoint("pair/target"), checkpoint("pair/draft"));
@@ -212,7 +212,7 @@ fn speculative_output_is_target_only_output() {
 
 /// However many tokens a round drafts, the host waits once for it.
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn the_host_waits_once_a_round() {
     let driver = super::driver();
     let device = Gpu::new(Arc::clone(&driver)).unwrap();
@@ -245,7 +245,7 @@ fn the_host_waits_once_a_round() {
 
 /// A device whose memory is taken says what was asked for and what was free, and holds nothing afterwards.
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn without_room_an_error_says_what_was_asked_and_what_was_free() {
     let driver = super::driver();
     driver.enter().unwrap();
@@ -284,7 +284,7 @@ fn without_room_an_error_says_what_was_asked_and_what_was_free() {
 
 /// Milliseconds a pass takes, the median of many: `PHASEMARK_SPEED` names a model's folder.
 #[test]
-#[ignore = "needs an NVIDIA GPU"]
+#[ignore = "needs a GPU: `scripts/gpu run DIR` runs it"]
 fn speed() {
     let Some(dir) = std::env::var_os("PHASEMARK_SPEED") else { return };
     let device = super::device();
