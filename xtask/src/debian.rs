@@ -14,6 +14,9 @@ use std::process::Command;
 /// Why packages could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    /// The packages are for another kind of machine.
+    #[error("cannot fetch {packages}: what is fetched runs on x86-64 Linux only, which this machine is not")]
+    Machine { packages: String },
     /// The machine's apt configuration names no Debian mirror.
     #[error(
         "cannot fetch {packages}: no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d; \
@@ -31,6 +34,9 @@ pub(crate) enum Error {
 /// Unpacks `packages` of one release and its components (as apt writes them: `main non-free`) into `prefix`, which then
 /// holds `usr/lib/...`. Does nothing when `prefix` holds just these already; dependencies are not followed.
 pub(crate) fn fetch(packages: &[&str], suite: &str, components: &str, prefix: &Path) -> Result<(), Error> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err(Error::Machine { packages: packages.join(", ") });
+    }
     let wanted = format!("{suite} {components}: {}\n", packages.join(" "));
     let stamp = prefix.join(".packages");
     if fs::read_to_string(&stamp).is_ok_and(|had| had == wanted) {

@@ -23,8 +23,6 @@ const LIBRARY: &str = "usr/lib/x86_64-linux-gnu/libamdhip64.so.5";
 /// Why there is no HIP runtime.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("the HIP runtime comes from packages for x86-64 Linux only, which this machine is not")]
-    Machine,
     #[error(transparent)]
     Packages(#[from] debian::Error),
     #[error("{0} was not in the packages; remove its `hip` folder and try again")]
@@ -33,9 +31,6 @@ pub(crate) enum Error {
 
 /// Puts the runtime into `tools/hip` unless it is there already, and answers with the library's path.
 pub(crate) fn hip(tools: &Path) -> Result<PathBuf, Error> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err(Error::Machine);
-    }
     let prefix = tools.join("hip");
     debian::fetch(&PACKAGES, SUITE, COMPONENTS, &prefix)?;
     let library = prefix.join(LIBRARY);

@@ -33,8 +33,6 @@ const IMPORTER_LINK: &str = "usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-
 /// Why there is no nsys.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("nsys comes from packages for x86-64 Linux only, which this machine is not")]
-    Machine,
     #[error(transparent)]
     Packages(#[from] debian::Error),
     #[error("cannot complete nsys in {path}: {source}; remove that folder and try again")]
@@ -45,9 +43,6 @@ pub(crate) enum Error {
 
 /// Puts nsys into `tools/nsys` unless it is there already, and answers with the program's path.
 pub(crate) fn nsys(tools: &Path) -> Result<PathBuf, Error> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err(Error::Machine);
-    }
     let prefix = tools.join("nsys");
     debian::fetch(&PACKAGES, SUITE, COMPONENTS, &prefix)?;
     complete(&prefix).map_err(|source| Error::Link { path: prefix.display().to_string(), source })?;
