@@ -499,7 +499,12 @@ fn a_shard_without_descriptors_goes_on_serving() {
     let path = folder.path().join("shard");
     let shard = Process::start(&model("target"), "4..8", &format!("unix:{}", path.display()), &[]);
     let proc = PathBuf::from(format!("/proc/{}", shard.id()));
-    let most = fs::read_dir(proc.join("fd")).unwrap().count() as u64 + 1;
+    // The lowest number is given to the first parent; from the next free one on there is none.
+    let taken: Vec<u64> = fs::read_dir(proc.join("fd"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    let most = (0..).filter(|number| !taken.contains(number)).nth(1).unwrap();
     let limit = Rlimit { current: Some(most), maximum: Some(most) };
     let id = Pid::from_raw(i32::try_from(shard.id()).unwrap());
     prlimit(id, Resource::Nofile, limit).unwrap();
