@@ -1,6 +1,6 @@
 //! Queries and keys at their positions, and attention of few rows.
 
-use super::{Done, Grid, Space, demand, dot, expect, store_planes, values};
+use super::{Done, Grid, Space, check_launch, demand, dot, store_planes, values};
 use crate::arguments::{Attend, CHUNK, MAX_ROWS, PLANES, QUERIES, Qkv, ROTATE_HEADS, Rotate};
 
 impl Qkv {
@@ -75,7 +75,7 @@ impl Qkv {
 /// Turns queries and keys to their positions; appends keys and values to the cache.
 pub(super) fn rotate(a: Rotate, grid: Grid, space: &Space<'_>) -> Done {
     let (heads, dim) = (a.qkv.heads as usize, a.qkv.head_dim as usize);
-    expect(grid, [a.qkv.rows, a.qkv.all().div_ceil(ROTATE_HEADS) as u32, 1], 128, 0)?;
+    check_launch(grid, [a.qkv.rows, a.qkv.all().div_ceil(ROTATE_HEADS) as u32, 1], 128, 0)?;
     let start = a.qkv.first(space)?;
     for row in 0..a.qkv.rows as usize {
         a.qkv.append(space, (a.keys, a.values), row, start + row)?;
@@ -97,7 +97,7 @@ pub(super) fn attend(a: Attend, grid: Grid, space: &Space<'_>) -> Done {
     let (rows, chunks, width) = (a.qkv.rows as usize, a.chunks as usize, a.width as usize);
     demand(heads.is_multiple_of(kv_heads) && a.together >= 1, "`heads`, `together`")?;
     let blocks = (rows * heads / kv_heads).div_ceil(a.together as usize);
-    expect(grid, [a.qkv.kv_heads, a.chunks, blocks as u32], 256, 0)?;
+    check_launch(grid, [a.qkv.kv_heads, a.chunks, blocks as u32], 256, 0)?;
     demand(rows <= MAX_ROWS && width >= heads * dim, "`rows`, `width`")?;
     demand(a.together as usize <= if dim > 128 { QUERIES / 2 } else { QUERIES }, "`together`")?;
     let start = a.qkv.first(space)?;

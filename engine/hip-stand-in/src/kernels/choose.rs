@@ -1,6 +1,6 @@
 //! The id of the largest logit.
 
-use super::{Done, Grid, Space, demand, expect};
+use super::{Done, Grid, Space, check_launch, demand};
 use crate::arguments::{Accept, Argmax};
 
 /// The larger, or the lower id of two that are the same. Not a number never wins.
@@ -14,7 +14,7 @@ const NONE: (f32, u32) = (f32::NEG_INFINITY, u32::MAX);
 /// Each part's best; the best, where there is one part.
 pub(super) fn argmax(a: Argmax, grid: Grid, space: &Space<'_>) -> Done {
     let (rows, parts) = (grid.blocks[0] as usize, a.parts as usize);
-    expect(grid, [rows as u32, a.parts, 1], 1024, 0)?;
+    check_launch(grid, [rows as u32, a.parts, 1], 1024, 0)?;
     demand(a.vocab <= a.stride && parts <= 32, "`vocab`, `parts`")?;
     let (vocab, stride) = (a.vocab as usize, a.stride as usize);
     let logits = space.cells::<f32>(a.logits, rows * stride)?;
@@ -36,7 +36,7 @@ pub(super) fn argmax(a: Argmax, grid: Grid, space: &Space<'_>) -> Done {
 /// The best of the parts.
 pub(super) fn choose(a: Argmax, grid: Grid, space: &Space<'_>) -> Done {
     let (rows, parts) = (grid.blocks[0] as usize, a.parts as usize);
-    expect(grid, [rows as u32, 1, 1], 32, 0)?;
+    check_launch(grid, [rows as u32, 1, 1], 32, 0)?;
     let (tops, ids) = (space.cells::<f32>(a.tops, rows * parts)?, space.cells::<u32>(a.ids, rows * parts)?);
     let tokens = space.cells::<u32>(a.tokens, rows)?;
     for (row, token) in tokens.iter().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn choose(a: Argmax, grid: Grid, space: &Space<'_>) -> Done {
 
 /// How many of the proposed ids the model says itself, up to the first that it does not.
 pub(super) fn accept(a: Accept, grid: Grid, space: &Space<'_>) -> Done {
-    expect(grid, [1, 1, 1], 32, 0)?;
+    check_launch(grid, [1, 1, 1], 32, 0)?;
     demand(a.count < 32, "`count`")?;
     let (said, proposed) =
         (space.cells::<u32>(a.said, a.count as usize)?, space.cells::<u32>(a.proposed, a.count as usize)?);

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use half::bf16;
 
-use super::{Done, Grid, Space, demand, dot, expect, silu_times, widen};
+use super::{Done, Grid, Space, check_launch, demand, dot, silu_times, widen};
 use crate::arguments::{DENSE_ROWS, Dense, FLASH_ROWS, Flash, WIDE_THREADS};
 
 /// Outputs of a block on gfx1151, and the shared memory that it takes.
@@ -43,7 +43,7 @@ fn widened(cells: &[Cell<u16>]) -> Vec<f32> {
 fn sums(a: &Dense, grid: Grid, space: &Space<'_>, mut put: impl FnMut(usize, usize, f32)) -> Done {
     let (rows, outputs, width) = (a.rows as usize, a.outputs as usize, a.width as usize);
     let blocks = [a.rows.div_ceil(DENSE_ROWS as u32), a.outputs.div_ceil(OUTPUTS), 1];
-    expect(grid, blocks, WIDE_THREADS as u32, SHARED)?;
+    check_launch(grid, blocks, WIDE_THREADS as u32, SHARED)?;
     demand(width.is_multiple_of(32), "`width`")?;
     // The kernel reads whole tiles of rows.
     let x = widened(&space.cells::<u16>(a.x, rows.next_multiple_of(DENSE_ROWS) * width)?[..rows * width]);
@@ -76,7 +76,7 @@ pub(super) fn flash_128(a: Flash, grid: Grid, space: &Space<'_>) -> Done {
 fn flash(a: Flash, grid: Grid, space: &Space<'_>, widest: usize) -> Done {
     let (heads, kv_heads, dim) = (a.heads as usize, a.kv_heads as usize, a.head_dim as usize);
     let (start, rows, width) = (a.start as usize, a.rows as usize, a.width as usize);
-    expect(grid, [a.rows.div_ceil(FLASH_ROWS as u32), a.heads, 1], WIDE_THREADS as u32, 0)?;
+    check_launch(grid, [a.rows.div_ceil(FLASH_ROWS as u32), a.heads, 1], WIDE_THREADS as u32, 0)?;
     demand(dim <= widest && width >= heads * dim, "`head_dim`, `width`")?;
     let rounded = |at: u64, count: usize| -> Result<Vec<f32>, String> {
         let cells = space.cells::<f32>(at, count)?;

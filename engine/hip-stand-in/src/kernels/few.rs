@@ -3,7 +3,9 @@
 use std::cell::Cell;
 
 use super::stream::norm_later;
-use super::{Done, Grid, Space, demand, dot, expect, join_planes, silu_times, store_planes, values, widen};
+use super::{
+    Done, Grid, Space, check_launch, demand, dot, join_planes, silu_times, store_planes, values, widen,
+};
 use crate::arguments::{
     ADD_OUTPUTS, ADD_THREADS, Add, FEW_K, FEW_OUTPUTS, FEW_THREADS, Few, MAX_ROWS, PLANES,
 };
@@ -85,7 +87,7 @@ fn ahead(space: &Space<'_>, at: u64, bytes: u32) -> Done {
 
 /// As the argument says it; the grid is the one for that.
 fn product(a: &Few, grid: Grid, space: &Space<'_>, most_rows: u32) -> Result<Product, String> {
-    expect(grid, [a.outputs / FEW_OUTPUTS as u32, a.splits, 1], FEW_THREADS, 0)?;
+    check_launch(grid, [a.outputs / FEW_OUTPUTS as u32, a.splits, 1], FEW_THREADS, 0)?;
     demand(a.rows >= 1 && a.rows <= most_rows, "`rows`")?;
     demand((a.outputs as usize).is_multiple_of(FEW_OUTPUTS), "`outputs`")?;
     ahead(space, a.ahead, a.ahead_bytes)?;
@@ -154,7 +156,7 @@ pub(super) fn add_16(a: Add, grid: Grid, space: &Space<'_>) -> Done {
 
 fn add(a: Add, grid: Grid, space: &Space<'_>, most_rows: u32) -> Done {
     let (outputs, rows, width) = (a.outputs as usize, a.rows as usize, a.x_width as usize);
-    expect(grid, [(outputs / ADD_OUTPUTS) as u32, 1, 1], ADD_THREADS as u32, 0)?;
+    check_launch(grid, [(outputs / ADD_OUTPUTS) as u32, 1, 1], ADD_THREADS as u32, 0)?;
     demand(a.rows >= 1 && a.rows <= most_rows, "`rows`")?;
     demand(outputs.is_multiple_of(ADD_OUTPUTS) && width <= outputs, "`outputs`, `x_width`")?;
     ahead(space, a.ahead, a.ahead_bytes)?;

@@ -74,7 +74,7 @@ fn run_function(kernel: Kernel, argument: &[u8], grid: Grid, space: &Space<'_>) 
 }
 
 /// Refuses a grid that the kernel is not written for.
-fn expect(grid: Grid, blocks: [u32; 3], threads: u32, shared: u32) -> Done {
+fn check_launch(grid: Grid, blocks: [u32; 3], threads: u32, shared: u32) -> Done {
     let expected = Grid { blocks, threads, shared };
     if grid == expected { Ok(()) } else { Err(format!("started as {grid:?}, written for {expected:?}")) }
 }

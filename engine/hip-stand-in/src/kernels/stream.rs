@@ -2,13 +2,13 @@
 
 use half::bf16;
 
-use super::{Done, Grid, Space, demand, expect, store_planes, values, widen};
+use super::{Done, Grid, Space, check_launch, demand, store_planes, values, widen};
 use crate::arguments::{ADD_OUTPUTS, EMBED_PARTS, Embed, MAX_ROWS, NORM_WIDTH, Norm, PLANES};
 
 /// How rows come in: the embedding of tokens[row], or what is there; with a norm also what `add` leaves.
 pub(super) fn embed(a: Embed, grid: Grid, space: &Space<'_>) -> Done {
     let (rows, parts) = (grid.blocks[0] as usize, a.square_parts as usize);
-    expect(grid, [rows as u32, parts.div_ceil(EMBED_PARTS) as u32, 1], 256, 0)?;
+    check_launch(grid, [rows as u32, parts.div_ceil(EMBED_PARTS) as u32, 1], 256, 0)?;
     let (width, planes) = (a.width as usize, a.w_planes as usize);
     demand(parts * ADD_OUTPUTS >= width, "`square_parts`")?;
     let x = space.cells::<f32>(a.x, rows * width)?;
@@ -58,7 +58,7 @@ pub(super) fn norm_later(
 /// x[row] += what waits; then the planes, or bf16, of its RMS norm.
 pub(super) fn norm(a: Norm, grid: Grid, space: &Space<'_>) -> Done {
     let wanted = grid.blocks[0] as usize;
-    expect(grid, [wanted as u32, 1, 1], a.threads, 0)?;
+    check_launch(grid, [wanted as u32, 1, 1], a.threads, 0)?;
     let (width, hidden, first) = (a.width as usize, a.hidden as usize, a.first as usize);
     let (rows, wide, splits) = (a.rows as usize, a.partial_width as usize, a.splits as usize);
     demand(width <= NORM_WIDTH && width <= 16 * a.threads as usize, "`width`")?;
