@@ -54,13 +54,13 @@ impl Usage {
     }
 
     /// What is held now.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
 
     /// How often the host waited for a stream.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
