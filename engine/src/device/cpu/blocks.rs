@@ -162,9 +162,7 @@ struct Lane {
 impl Lane {
     /// The lane's place among 16 halves, the first or second of a line.
     fn half_at(self, line: &mut Line, which: usize, bytes: &[u8]) {
-        let at = which * LANES + self.lane;
-        let value = u16::from_le_bytes([bytes[0], bytes[1]]);
-        line.0[at / 2] |= u32::from(value) << (at % 2 * 16);
+        line.put_half(which * LANES + self.lane, [bytes[0], bytes[1]]);
     }
 
     /// The lane's place among 16 bytes, the first to fourth of a line.

@@ -109,7 +109,7 @@ impl Isa {
         assert!(rows.values.len() >= (rows.count - 1) * rows.stride + inputs, "rows of {inputs} inputs");
         match self.0 {
             Level::Portable => portable::tile(kind, panel, inputs, rows, tile),
-            // SAFETY: the processor has AVX2 and FMA (see `Level`); the assertions above are what it asks for.
+            // SAFETY: the processor has AVX2, FMA and F16C (see `Level`); the assertions above are what it asks for.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => unsafe { avx2::tile(kind, panel, inputs, rows, tile) },
             // SAFETY: the processor has AVX-512F (see `Level`); the assertions above are what it asks for.
@@ -237,10 +237,13 @@ mod tests {
         for inputs in 1..70usize {
             let weights: Vec<f32> = (0..PANEL * inputs).map(|at| (at as f32 * 1.37).sin()).collect();
             let x: Vec<f32> = (0..TILE_ROWS * inputs).map(|at| (at as f32 * 0.71).cos()).collect();
-            for dtype in [Dtype::Bf16, Dtype::F32] {
+            for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
                 let bytes: Vec<u8> = match dtype {
                     Dtype::Bf16 => {
                         weights.iter().flat_map(|w| half::bf16::from_f32(*w).to_le_bytes()).collect()
+                    }
+                    Dtype::F16 => {
+                        weights.iter().flat_map(|w| half::f16::from_f32(*w).to_le_bytes()).collect()
                     }
                     _ => weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
                 };

@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn a_row_is_the_same_bits_in_any_company_on_any_crew() {
         let (outputs, inputs) = (45, 37);
-        for dtype in [Dtype::Bf16, Dtype::F32] {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
             let (bytes, _) = stored(&noise(outputs * inputs, 3), dtype);
             let x = noise(40 * inputs, 4);
             for isa in Isa::all() {

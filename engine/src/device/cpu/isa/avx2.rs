@@ -1,9 +1,9 @@
-//! AVX2 with FMA: half a panel is two registers, so that three rows of half a panel keep 12 sums.
+//! AVX2 with FMA and half-precision conversion: half a panel is two registers, so that three rows of half a panel keep 12 sums.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps,
-    _mm256_fmadd_ps, _mm256_load_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_slli_epi32, _mm256_store_ps,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_load_si128, _mm_prefetch, _mm256_add_ps, _mm256_and_si256,
+    _mm256_castsi256_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_load_si256, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_store_ps,
 };
 
 use super::super::lanes;
@@ -17,7 +17,7 @@ const ROWS: usize = 3;
 ///
 /// # Safety
 /// `panel` has the lines of `inputs` inputs; `rows` has 1 to `TILE_ROWS` rows of at least `inputs` values.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, tile: &mut Tile) {
     let stride = rows.stride;
     for from in (0..rows.count).step_by(ROWS) {
@@ -27,9 +27,12 @@ pub(super) unsafe fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<
             unsafe {
                 let (lines, x) = (panel.as_ptr().add(half), rows.values.as_ptr().add(from * stride));
                 match (kind, out.len()) {
-                    (Kind::Bf16, 1) => bf16::<1>(lines, inputs, x, stride, half, out),
-                    (Kind::Bf16, 2) => bf16::<2>(lines, inputs, x, stride, half, out),
-                    (Kind::Bf16, _) => bf16::<3>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, 1) => pairs::<1, false>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, 2) => pairs::<2, false>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, _) => pairs::<3, false>(lines, inputs, x, stride, half, out),
+                    (Kind::F16, 1) => pairs::<1, true>(lines, inputs, x, stride, half, out),
+                    (Kind::F16, 2) => pairs::<2, true>(lines, inputs, x, stride, half, out),
+                    (Kind::F16, _) => pairs::<3, true>(lines, inputs, x, stride, half, out),
                     (Kind::F32, 1) => f32::<1>(lines, inputs, x, stride, half, out),
                     (Kind::F32, 2) => f32::<2>(lines, inputs, x, stride, half, out),
                     (Kind::F32, _) => f32::<3>(lines, inputs, x, stride, half, out),
@@ -83,10 +86,31 @@ fn prefetch(lines: *const Line, at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(at + AHEAD).cast());
 }
 
+/// The weights of both inputs of a pair, `f16` or else `bf16`.
+///
+/// # Safety
+/// `line` is one.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn pair<const F16: bool>(line: *const Line) -> [[__m256; 2]; 2] {
+    // SAFETY: a line is 64 bytes, aligned to 64.
+    unsafe {
+        if F16 {
+            let quarter = |at| _mm256_cvtph_ps(_mm_load_si128(line.cast::<__m128i>().add(at)));
+            return [[quarter(0), quarter(1)], [quarter(2), quarter(3)]];
+        }
+        let (bits, high) = (load(line), _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+        [
+            bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))),
+            bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, high))),
+        ]
+    }
+}
+
 /// # Safety
 /// As [`tile`], with `R` rows; `lines` starts at the half's first.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn bf16<const R: usize>(
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn pairs<const R: usize, const F16: bool>(
     lines: *const Line,
     inputs: usize,
     x: *const f32,
@@ -94,24 +118,20 @@ unsafe fn bf16<const R: usize>(
     half: usize,
     out: &mut [[lanes::Lanes; 2]],
 ) {
-    let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
     let mut sums = [[[_mm256_setzero_ps(); 2]; 2]; R];
-    for pair in 0..inputs / 2 {
-        prefetch(lines, 2 * pair);
+    for at in 0..inputs / 2 {
+        prefetch(lines, 2 * at);
         // SAFETY: a half panel has every second line, one a pair, and each row two values.
         unsafe {
-            let bits = load(lines.add(2 * pair));
-            let even = bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)));
-            let odd = bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, high)));
-            add(&mut sums, 0, even, x.add(2 * pair), stride);
-            add(&mut sums, 1, odd, x.add(2 * pair + 1), stride);
+            let [even, odd] = pair::<F16>(lines.add(2 * at));
+            add(&mut sums, 0, even, x.add(2 * at), stride);
+            add(&mut sums, 1, odd, x.add(2 * at + 1), stride);
         }
     }
     if inputs % 2 == 1 {
         // SAFETY: the last, half filled line, and each row's last value.
         unsafe {
-            let even =
-                load(lines.add(inputs - 1)).map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)));
+            let [even, _] = pair::<F16>(lines.add(inputs - 1));
             add(&mut sums, 0, even, x.add(inputs - 1), stride);
         }
     }

@@ -1,9 +1,9 @@
 //! AVX-512: a half panel is one register; the widest tile keeps 24 sums.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps,
-    _mm512_load_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_store_ps,
+    __m256i, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_load_si256, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castsi512_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_store_ps,
 };
 
 use super::super::lanes;
@@ -20,12 +20,18 @@ pub(super) unsafe fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<
     // SAFETY: the caller's promise, handed on.
     unsafe {
         match (kind, rows.count) {
-            (Kind::Bf16, 1) => bf16::<1>(lines, inputs, x, rows.stride, tile),
-            (Kind::Bf16, 2) => bf16::<2>(lines, inputs, x, rows.stride, tile),
-            (Kind::Bf16, 3) => bf16::<3>(lines, inputs, x, rows.stride, tile),
-            (Kind::Bf16, 4) => bf16::<4>(lines, inputs, x, rows.stride, tile),
-            (Kind::Bf16, 5) => bf16::<5>(lines, inputs, x, rows.stride, tile),
-            (Kind::Bf16, _) => bf16::<6>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, 1) => pairs::<1, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, 2) => pairs::<2, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, 3) => pairs::<3, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, 4) => pairs::<4, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, 5) => pairs::<5, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::Bf16, _) => pairs::<6, false>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, 1) => pairs::<1, true>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, 2) => pairs::<2, true>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, 3) => pairs::<3, true>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, 4) => pairs::<4, true>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, 5) => pairs::<5, true>(lines, inputs, x, rows.stride, tile),
+            (Kind::F16, _) => pairs::<6, true>(lines, inputs, x, rows.stride, tile),
             (Kind::F32, 1) => f32::<1>(lines, inputs, x, rows.stride, tile),
             (Kind::F32, 2) => f32::<2>(lines, inputs, x, rows.stride, tile),
             (Kind::F32, 3) => f32::<3>(lines, inputs, x, rows.stride, tile),
@@ -69,35 +75,50 @@ fn prefetch(lines: *const Line, at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(at + AHEAD).cast());
 }
 
+/// The weights of both inputs of a pair, `f16` or else `bf16`.
+///
+/// # Safety
+/// `line` is one.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn pair<const F16: bool>(line: *const Line) -> [__m512; 2] {
+    // SAFETY: a line is 64 bytes, aligned to 64.
+    unsafe {
+        if F16 {
+            return [0, 1]
+                .map(|parity| _mm512_cvtph_ps(_mm256_load_si256(line.cast::<__m256i>().add(parity))));
+        }
+        let bits = _mm512_load_si512(line.cast());
+        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+        [_mm512_slli_epi32::<16>(bits), _mm512_and_si512(bits, high)].map(|bits| _mm512_castsi512_ps(bits))
+    }
+}
+
 /// # Safety
 /// As [`tile`], with `R` rows.
 #[target_feature(enable = "avx512f")]
-unsafe fn bf16<const R: usize>(
+unsafe fn pairs<const R: usize, const F16: bool>(
     lines: *const Line,
     inputs: usize,
     x: *const f32,
     stride: usize,
     tile: &mut Tile,
 ) {
-    let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
     let mut sums = [[[_mm512_setzero_ps(); 2]; 2]; R];
-    for pair in 0..inputs / 2 {
-        prefetch(lines, 2 * pair);
-        prefetch(lines, 2 * pair + 1);
+    for at in 0..inputs / 2 {
+        prefetch(lines, 2 * at);
+        prefetch(lines, 2 * at + 1);
         // SAFETY: a panel has two lines a pair, and each row two values.
         unsafe {
-            let bits = [0, 1].map(|half| _mm512_load_si512(lines.add(2 * pair + half).cast()));
-            let even = bits.map(|bits| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)));
-            let odd = bits.map(|bits| _mm512_castsi512_ps(_mm512_and_si512(bits, high)));
-            add(&mut sums, 0, even, x.add(2 * pair), stride);
-            add(&mut sums, 1, odd, x.add(2 * pair + 1), stride);
+            let [first, second] = [0, 1].map(|half| pair::<F16>(lines.add(2 * at + half)));
+            add(&mut sums, 0, [first[0], second[0]], x.add(2 * at), stride);
+            add(&mut sums, 1, [first[1], second[1]], x.add(2 * at + 1), stride);
         }
     }
     if inputs % 2 == 1 {
         // SAFETY: the last, half filled pair of lines, and each row's last value.
         unsafe {
-            let bits = [0, 1].map(|half| _mm512_load_si512(lines.add(inputs - 1 + half).cast()));
-            let even = bits.map(|bits| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)));
+            let even = [0, 1].map(|half| pair::<F16>(lines.add(inputs - 1 + half))[0]);
             add(&mut sums, 0, even, x.add(inputs - 1), stride);
         }
     }

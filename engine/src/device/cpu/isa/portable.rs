@@ -17,20 +17,27 @@ pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, ti
                 match kind {
                     Kind::Bf16 => {
                         let line = &panel[2 * pair + half];
-                        add(&mut even, line, |bits| bits << 16, x[0]);
-                        add(&mut odd, line, |bits| bits & 0xffff_0000, x[1]);
+                        add(&mut even, widen(line, |bits| bits << 16), x[0]);
+                        add(&mut odd, widen(line, |bits| bits & 0xffff_0000), x[1]);
+                    }
+                    Kind::F16 => {
+                        let line = &panel[2 * pair + half];
+                        add(&mut even, line.halves(0), x[0]);
+                        add(&mut odd, line.halves(1), x[1]);
                     }
                     Kind::F32 => {
-                        add(&mut even, &panel[4 * pair + half], |bits| bits, x[0]);
-                        add(&mut odd, &panel[4 * pair + 2 + half], |bits| bits, x[1]);
+                        add(&mut even, widen(&panel[4 * pair + half], |bits| bits), x[0]);
+                        add(&mut odd, widen(&panel[4 * pair + 2 + half], |bits| bits), x[1]);
                     }
                 }
             }
             if let &[x] = last {
-                match kind {
-                    Kind::Bf16 => add(&mut even, &panel[2 * pairs.len() + half], |bits| bits << 16, x),
-                    Kind::F32 => add(&mut even, &panel[4 * pairs.len() + half], |bits| bits, x),
-                }
+                let weights = match kind {
+                    Kind::Bf16 => widen(&panel[2 * pairs.len() + half], |bits| bits << 16),
+                    Kind::F16 => panel[2 * pairs.len() + half].halves(0),
+                    Kind::F32 => widen(&panel[4 * pairs.len() + half], |bits| bits),
+                };
+                add(&mut even, weights, x);
             }
             *out = std::array::from_fn(|lane| even[lane] + odd[lane]);
         }
@@ -38,8 +45,13 @@ pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, ti
 }
 
 #[inline]
-fn add(sum: &mut Lanes, line: &Line, widen: impl Fn(u32) -> u32, x: f32) {
-    for (sum, &bits) in sum.iter_mut().zip(&line.0) {
-        *sum += f32::from_bits(widen(bits)) * x;
+fn widen(line: &Line, bits: impl Fn(u32) -> u32) -> Lanes {
+    line.0.map(|lane| f32::from_bits(bits(lane)))
+}
+
+#[inline]
+fn add(sum: &mut Lanes, weights: Lanes, x: f32) {
+    for (sum, weight) in sum.iter_mut().zip(weights) {
+        *sum += weight * x;
     }
 }

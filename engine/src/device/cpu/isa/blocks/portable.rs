@@ -2,8 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-use half::f16;
-
 use super::super::super::blocks::{Blocks, GROUP};
 use super::super::super::packed::{LANES, Line};
 use super::super::{Rows, Tile};
@@ -68,10 +66,7 @@ impl Vector for Lanes {
 
     #[inline]
     fn halves(line: &Line, which: usize) -> Self {
-        Lanes::of(|lane| {
-            let at = which * LANES + lane;
-            f16::from_bits((line.0[at / 2] >> (at % 2 * 16)) as u16).to_f32()
-        })
+        Lanes(line.halves(which))
     }
 
     #[inline]
