@@ -323,8 +323,8 @@ mod tests {
 
     /// Zeros, subnormals, the largest, infinities, and NaNs quiet and signalling.
     const SPECIAL: [u16; 15] = [
-        0x0000, 0x8000, 0x0001, 0x8001, 0x0200, 0x03ff, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00,
-        0x7c01, 0xfdab,
+        0x0000, 0x8000, 0x0001, 0x8001, 0x0200, 0x03ff, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
+        0x7e00, 0x7c01, 0xfdab,
     ];
 
     fn noise(count: usize) -> Vec<f32> {
@@ -373,13 +373,8 @@ mod tests {
                 let stored: Vec<u8> = halves.iter().copied().flat_map(u16::to_le_bytes).collect();
                 let values: Vec<f32> = halves.iter().map(|&half| f16::from_bits(half).to_f32()).collect();
                 let wide: Vec<u8> = values.iter().copied().flat_map(f32::to_le_bytes).collect();
-                let matrix = |dtype, bytes| Matrix {
-                    dtype,
-                    bytes,
-                    outputs,
-                    inputs,
-                    bias: Some(noise(outputs)),
-                };
+                let matrix =
+                    |dtype, bytes| Matrix { dtype, bytes, outputs, inputs, bias: Some(noise(outputs)) };
                 let (half, single) = (matrix(Dtype::F16, &stored), matrix(Dtype::F32, &wide));
                 let packed = [
                     Packed::stacked(&pool, &[half.clone(), half.clone()]),
@@ -411,9 +406,9 @@ mod tests {
     #[test]
     fn every_half_is_multiplied_as_what_it_is() {
         let (pool, inputs) = (Pool::new(2), 2);
-        let stored: Vec<u8> = (0..=u16::MAX).flat_map(|bits| [bits, !bits]).flat_map(u16::to_le_bytes).collect();
-        let matrix =
-            Matrix { dtype: Dtype::F16, bytes: &stored, outputs: 1 << 16, inputs, bias: None };
+        let stored: Vec<u8> =
+            (0..=u16::MAX).flat_map(|bits| [bits, !bits]).flat_map(u16::to_le_bytes).collect();
+        let matrix = Matrix { dtype: Dtype::F16, bytes: &stored, outputs: 1 << 16, inputs, bias: None };
         let packed = Packed::stacked(&pool, &[matrix]);
         for isa in Isa::all() {
             for (x, invert) in [([1.0, 0.0], 0), ([0.0, 1.0], u16::MAX)] {
@@ -442,7 +437,10 @@ mod tests {
         let panels: Vec<_> = panels.map(|(layout, lines)| (layout, size_of_val(lines))).collect();
         let stored = Dtype::F16.bytes(PANEL * inputs);
         let plain = |kind, size| (Layout::Plain(kind), size);
-        assert_eq!(panels, [plain(Kind::Bf16, stored), plain(Kind::F32, 2 * stored), plain(Kind::F16, stored)]);
+        assert_eq!(
+            panels,
+            [plain(Kind::Bf16, stored), plain(Kind::F32, 2 * stored), plain(Kind::F16, stored)]
+        );
         let mut row = vec![0.0; inputs];
         for output in 0..96 {
             packed.row(output, &mut row);
