@@ -19,6 +19,8 @@ pub(super) struct Spread<'a> {
     /// This process's own: a child's lie beside them.
     pub(super) files: &'a Files,
     pub(super) threads: usize,
+    /// What a child is told of markers, should it not find that out by itself.
+    pub(super) markers: Option<&'a str>,
     /// Positions that every cache must hold.
     pub(super) context: usize,
 }
@@ -154,7 +156,7 @@ cfg_select! {
                 option("--threads", self.threads.to_string().into());
                 option("--context", self.context.to_string().into());
                 option("--detail", detail.into());
-                if let Some(markers) = &self.args.witness.markers {
+                if let Some(markers) = self.markers {
                     option("--markers", markers.into());
                 }
                 for (name, file) in [("--record", files.record), ("--stats", files.stats)] {

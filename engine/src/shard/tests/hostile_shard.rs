@@ -87,6 +87,12 @@ fn answer(tokens: &[u32]) -> Vec<u8> {
     [words(&[tokens.len() as u32, WIDTH as u32]), values.collect()].concat()
 }
 
+/// An answer with another value in this place of its hidden state.
+fn with_value(mut answer: Vec<u8>, place: usize, value: f32) -> Vec<u8> {
+    answer[8 + 4 * place..][..4].copy_from_slice(&value.to_le_bytes());
+    answer
+}
+
 fn greets(raw: &mut Raw, id: u64) -> bool {
     raw.send(&frame(WELCOME, id, &welcome(CONTEXT)));
     true
@@ -202,6 +208,24 @@ fn an_answer_that_is_wrong_fails_its_request_and_no_other() {
                 true
             },
             "its answer makes no sense: its hidden state has 44 bytes, not 40",
+        ),
+        (
+            "a value that is no number",
+            true,
+            |raw, id| {
+                raw.send(&frame(ANSWER, id, &with_value(answer(&[1, 2]), 4, f32::NAN)));
+                true
+            },
+            "row 0 of the hidden state that it gave is NaN or infinite",
+        ),
+        (
+            "a value without end",
+            true,
+            |raw, id| {
+                raw.send(&frame(ANSWER, id, &with_value(answer(&[1, 2]), 0, f32::INFINITY)));
+                true
+            },
+            "row 0 of the hidden state that it gave is NaN or infinite",
         ),
         (
             "nothing in it",
@@ -430,7 +454,7 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(&frame(WELCOME, id, &welcome(96)[..30]));
                 false
             },
-            "its part of the handshake has 30 bytes, not 36",
+            "the shard's part of the handshake has 30 bytes, not 36",
         ),
         (
             "another kind",
@@ -471,7 +495,7 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 until(&GIVEN_UP);
                 false
             },
-            "no answer within 1 s",
+            "no answer within 1 s: it still reads its weights (when it is ready it says so), or it is stopped",
         ),
     ];
     for (what, greet, says) in cases {
