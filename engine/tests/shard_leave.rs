@@ -1,4 +1,5 @@
-//! A shard that is asked to leave before it serves: it reads no further weights, and returns from `main`.
+//! A shard that is asked to leave before it serves: it reads no further weights, and returns from `main`. And a parent that
+//! cannot have its shards: it reads none.
 //!
 //! The model here has far more weights than the process may have memory, all of them zeros that take no room on disk: who
 //! goes on reading is seen to, however fast or slow the machine is.
@@ -27,6 +28,8 @@ use process::{PROGRAM, send, within};
 const LAYERS: usize = 200;
 const HIDDEN: usize = 1024;
 const INNER: usize = 2816;
+/// As many as the tokenizer of the shipped pair has.
+const VOCAB: usize = 4096;
 /// KiB of memory that a shard may have: some 40 layers.
 const MEMORY: &str = "1048576";
 
@@ -37,7 +40,7 @@ fn endless_model(folder: &Path) -> PathBuf {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": HIDDEN,
         "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HIDDEN / 64,
-        "num_key_value_heads": HIDDEN / 64, "head_dim": 64, "vocab_size": 64, "max_position_embeddings": 256,
+        "num_key_value_heads": HIDDEN / 64, "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": 256,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": true, "eos_token_id": 0,
     });
     fs::write(model.join("config.json"), config.to_string()).unwrap();
@@ -48,7 +51,7 @@ fn endless_model(folder: &Path) -> PathBuf {
         end += 2 * shape.iter().product::<usize>();
         tensors.insert(name, json!({ "dtype": "BF16", "shape": shape, "data_offsets": [begin, end] }));
     };
-    add("model.embed_tokens.weight".into(), &[64, HIDDEN]);
+    add("model.embed_tokens.weight".into(), &[VOCAB, HIDDEN]);
     add("model.norm.weight".into(), &[HIDDEN]);
     for layer in 0..LAYERS {
         let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{layer}.{part}.weight"), shape);
@@ -69,19 +72,20 @@ fn endless_model(folder: &Path) -> PathBuf {
     model
 }
 
-/// A shard of all layers of `model` that may have little memory.
-fn shard(model: &Path, listen: &str, more: &[&str]) -> Command {
+/// A command of `phasemark` that may have little memory.
+fn with_little_memory(args: &[&str]) -> Command {
     let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        &format!("ulimit -d {MEMORY} && exec \"$0\" \"$@\""),
-        PROGRAM,
-        "shard",
-        "--threads",
-        "1",
-    ]);
-    command.args(["--listen", listen, "--layers", &format!("0..{LAYERS}"), "--model"]).arg(model).args(more);
+    command.args(["-c", &format!("ulimit -d {MEMORY} && exec \"$0\" \"$@\""), PROGRAM]).args(args);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// A shard of all layers of `model`.
+fn shard(model: &Path, listen: &str, more: &[&str]) -> Command {
+    let layers = format!("0..{LAYERS}");
+    let mut command =
+        with_little_memory(&["shard", "--threads", "1", "--listen", listen, "--layers", &layers, "--model"]);
+    command.arg(model).args(more);
     command
 }
 
@@ -136,6 +140,35 @@ fn the_end_of_its_parent_ends_the_reading_of_weights() {
         drop(command);
         let (status, said) = end_of(child);
         assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+    }
+}
+
+/// An address with a slip in it is told at once, not after all that can be read here was.
+#[test]
+fn a_shard_that_is_not_there_is_told_before_weights_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = endless_model(folder.path());
+    fs::copy(process::workspace().join("models/pair/target/tokenizer.json"), model.join("tokenizer.json"))
+        .unwrap();
+    for (place, why) in [
+        ("unix:/nowhere/at/all", "start it first with `phasemark shard`"),
+        ("tcp:192.0.2.1:7", "is not this host"),
+        ("nonesuch", "no device 'nonesuch'"),
+    ] {
+        let shards = format!("0..100@cpu,100..150@spawn:cpu,150..{LAYERS}@{place}");
+        let mut command = with_little_memory(&[
+            "generate",
+            "--prompt-ids",
+            "1",
+            "--draft",
+            "none",
+            "--shards",
+            &shards,
+            "--model",
+        ]);
+        let (status, said) = end_of(command.arg(&model).spawn().unwrap());
+        assert_eq!(status.code(), Some(2), "{said}");
+        assert!(said.contains(why) && said.lines().count() == 1, "{said}");
     }
 }
 

@@ -51,13 +51,12 @@ fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliE
         args.witness.record.is_some(),
     )?;
     // A place that cannot be listened at is told before weights are read; who connects early waits.
-    let place = match parent {
-        Some(parent) => Here::Inherited(parent.try_clone().map_err(CliError::Serving)?),
-        None => {
-            let bad = |error| CliError::BadAddress { given: args.listen.clone(), why: format!("{error}") };
-            let address: Address = args.listen.parse().map_err(bad)?;
-            Here::Listening(Listener::bind(&address, args.insecure)?)
-        }
+    let place = if let Some(parent) = parent {
+        Here::Inherited(parent.try_clone().map_err(CliError::Serving)?)
+    } else {
+        let bad = |error| CliError::BadAddress { given: args.listen.clone(), why: format!("{error}") };
+        let address: Address = args.listen.parse().map_err(bad)?;
+        Here::Listening(Listener::bind(&address, args.insecure)?)
     };
 
     let model = choose::target(args.model.as_deref())?;

@@ -136,9 +136,14 @@ impl RemoteShard {
         self.id += 1;
         let until = Instant::now() + self.limits.answer;
         if let Err(fault) = request.send(self.id, connection, until) {
+            // A shard that closed before it heard may have said why.
+            let said = next(connection, self.id, Instant::now(), &mut self.owed);
             // Half a request was sent, perhaps: nobody knows where the next frame would begin.
             self.connection = None;
-            return Err(fault.into());
+            return Err(match said {
+                Err(Failed::Broken(text)) => Failed::Broken(text),
+                _ => fault.into(),
+            });
         }
         let rows = request.rows();
         let answered = receive(connection, self.id, until, &mut self.owed, rows, self.terms.width, into);

@@ -393,6 +393,32 @@ fn a_late_answer_to_a_request_that_was_given_up_is_dropped() {
 }
 
 #[test]
+fn what_a_shard_said_before_it_closed_is_heard_though_nothing_can_be_sent_to_it() {
+    static CLOSED: AtomicBool = AtomicBool::new(false);
+    let fake = fake(greets, 1, |raw, id| {
+        raw.send(&frame(ANSWER, id, &answer(&[7])));
+        raw.send(&frame(ERROR, 0, &[&14_u32.to_le_bytes()[..], b"my disk is full"].concat()));
+        raw.0.shutdown(std::net::Shutdown::Both).unwrap();
+        CLOSED.store(true, SeqCst);
+        false
+    });
+    let mut remote = fake.connect(LIMITS).unwrap();
+    let hidden = [1.0; WIDTH];
+    let mut pass = Pass {
+        input: Input::Hidden(&hidden),
+        start: 0,
+        phase: Phase::Decode,
+        path: Path::Decode,
+        want: Want::Hidden,
+    };
+    remote.forward(&pass, &mut Answer::default()).unwrap();
+    until(&CLOSED);
+    pass.start = 1;
+    let error = remote.forward(&pass, &mut Answer::default()).unwrap_err().to_string();
+    assert_eq!(error, format!("shard 0..{LAYERS} at {}: my disk is full", fake.address));
+}
+
+#[test]
 fn a_shard_that_is_not_the_one_looked_for_is_refused() {
     static GIVEN_UP: AtomicBool = AtomicBool::new(false);
     let cases: &[(&str, Misdeed, &str)] = &[
