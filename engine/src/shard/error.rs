@@ -66,6 +66,9 @@ pub enum Why {
         .0.as_secs_f64()
     )]
     NotReady(Duration),
+    /// Who listens takes no handshake.
+    #[error("no handshake ({0}): see that it is `phasemark shard` which listens there, and what that says")]
+    NoHandshake(String),
     /// It closed the connection or died.
     #[error("the connection broke: {0}")]
     Gone(String),

@@ -97,6 +97,7 @@ impl RemoteShard {
         let Welcome { context, device, .. } = shake_hands(&mut connection, &self.terms, self.id, wait)
             .map_err(|failed| match self.explain(failed, wait) {
                 Why::TimedOut(limit) => Why::NotReady(limit),
+                Why::Gone(how) if !self.link.is_spawned() => Why::NoHandshake(how),
                 why => why,
             })?;
         self.device = device.get();

@@ -504,7 +504,7 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(b"SSH-2.0-OpenSSH_9.6 and some more bytes than a head has");
                 false
             },
-            "the connection broke: what came is no frame of this protocol: it begins with \"SSH-\"",
+            "no handshake (what came is no frame of this protocol: it begins with \"SSH-\"",
         ),
         (
             "a welcome without end",
@@ -512,9 +512,13 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(&head(WELCOME, id, 4097));
                 false
             },
-            "the connection broke: what came is no frame of this protocol: its body would have 4097 bytes",
+            "no handshake (what came is no frame of this protocol: its body would have 4097 bytes",
         ),
-        ("death", |_, _| false, "the connection broke: "),
+        (
+            "death",
+            |_, _| false,
+            "no handshake (the connection was closed by the other side): see that it is `phasemark shard` which listens there",
+        ),
         (
             "silence",
             |_, _| {
