@@ -10,7 +10,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -188,4 +188,20 @@ fn a_signal_ends_a_shard_that_waits_for_the_reader_of_a_pipe() {
     });
     send(child.id(), Signal::TERM);
     assert_eq!(end_of(child).0.signal(), Some(Signal::TERM.as_raw()));
+}
+
+/// A write that never ends would keep the signal from being heard, for ever.
+#[test]
+fn a_pipe_that_nobody_empties_does_not_keep_a_shard() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // A reader that reads nothing, of a pipe that is full.
+    let mut full = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+    while full.write(&[0; 4096]).is_ok() {}
+    let model = process::workspace().join("models/pair/target");
+    let more = ["--stats", pipe.to_str().unwrap()];
+    let mut shard = process::Process::start(&model, "7..8", "tcp:127.0.0.1:0", &more);
+    shard.signal(Signal::TERM);
+    assert_eq!(shard.wait().code(), Some(2), "it could not write, and left");
 }

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::args::ShardArgs;
 use super::error::CliError;
@@ -19,6 +20,9 @@ use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, is_orphaned,
 
 /// What `--listen` says to a child, whose parent is at the other end of its standard input.
 const INHERITED: &str = "inherited";
+
+/// How long the reader of a pipe may read nothing: both files have their turn before a child is killed.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Serves until it is asked to leave, and then returns: profilers lose everything when a process is killed.
 pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
@@ -40,7 +44,8 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
 /// Serves `parent`, or whoever connects.
 fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliError> {
     // It may wait for whoever reads a pipe, for ever: until here a signal ends the process as it ends any other.
-    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?
+        .giving_up_after(PATIENCE);
     // From here on it is a wish.
     let stop = Arc::new(Stop::on_signals().map_err(CliError::Serving)?);
     let threads = choose::threads(args.threads)?;
