@@ -206,22 +206,34 @@ impl Nvtx {
         token
     }
 
-    /// What the tool answers.
+    /// What a start is worth when somebody hears, 0 if it did not take. A number and not a [`SpanId`], which is returned
+    /// through memory.
     #[inline(never)]
-    fn start_on(&self, domain: sys::Domain, spans: sys::Spans, local: &Local, label: &Label) -> u64 {
+    fn start_on(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
         if local.shard.is_own() {
-            TALLY.pushed(&local.shard);
-            self.tell(domain, label, |event| spans.start(domain, event))
+            self.start_counted(domain, local, label)
         } else {
-            self.start_elsewhere(domain, spans, local, label)
+            self.start_elsewhere(domain, local, label)
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn start_elsewhere(&self, domain: sys::Domain, spans: sys::Spans, local: &Local, label: &Label) -> u64 {
+    fn start_elsewhere(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
+        self.start_counted(domain, local, label)
+    }
+
+    #[inline]
+    fn start_counted(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
+        let Some(spans) = sys::spans() else {
+            TALLY.failed(&local.shard);
+            return 0;
+        };
         TALLY.pushed(&local.shard);
-        self.tell(domain, label, |event| spans.start(domain, event))
+        match self.tell(domain, label, |event| spans.start(domain, event)) {
+            0 => ID_ZERO,
+            id => id,
+        }
     }
 
     /// Passes on what the tool is to be told of a label.
@@ -328,15 +340,12 @@ impl Marker for Nvtx {
 
     #[inline]
     fn start(&self, label: &Label) -> SpanId {
-        let Some(domain) = self.domain else { return SpanId::NOT_TAKEN };
-        let Some(spans) = sys::spans() else {
-            LOCAL.with(|local| TALLY.failed(&local.shard));
-            return SpanId::NOT_TAKEN;
-        };
-        let id = LOCAL.with(|local| self.start_on(domain, spans, local, label));
-        SpanId::new(if id == 0 { ID_ZERO } else { id })
+        self.domain.map_or(SpanId::NOT_TAKEN, |domain| {
+            SpanId::new(LOCAL.with(|local| self.start_on(domain, local, label)))
+        })
     }
 
+    #[inline]
     fn stop(&self, span: SpanId) {
         if let Some(domain) = self.domain
             && span.id() != 0

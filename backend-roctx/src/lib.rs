@@ -262,6 +262,7 @@ impl Marker for Roctx {
 
     /// To be called once for every start that took: a tool may abort the process on an id that it does not
     /// know. [`Span`](marker_core::Span) sees to it.
+    #[inline]
     fn stop(&self, span: SpanId) {
         if span.id() != 0 {
             LOCAL.with(|local| self.stop_on(local, span.id()));
