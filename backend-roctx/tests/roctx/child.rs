@@ -1,6 +1,6 @@
 //! A process of the tests' own: this very program, made to run one hidden test.
 //!
-//! It inherits nothing of the environment but a sanitizer's options, is given five seconds, and is killed and reaped
+//! It inherits nothing of the environment but a sanitizer's options, has two minutes, and is killed and reaped
 //! only by the handle that started it. A death by signal is told apart from a failure.
 
 use std::io::Read;
@@ -13,11 +13,8 @@ use std::time::{Duration, Instant};
 use backend_roctx::{Place, Search};
 use marker_core::{Fields, Markers, Scope, range};
 
-const LIMIT: Duration = Duration::from_secs(5);
-
-/// For the conformance suite, whose hundred thousand labels are written down each, also under a sanitizer on a
-/// busy machine.
-pub(crate) const SUITE_LIMIT: Duration = Duration::from_mins(1);
+/// Far more than a child takes, also under a sanitizer on a busy machine: only one that hangs meets it.
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// How a child ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -53,6 +53,23 @@ pub enum DeviceError {
         /// Bytes.
         total: u64,
     },
+    /// A call of a device's driver found no room for what it needs itself; how much that is it does not say.
+    #[error(
+        "{device} has no room: {call} failed: {why}; {free} of {total} bytes are free: use a shorter context, \
+         more shards, or a smaller model"
+    )]
+    NoRoom {
+        /// The device's name.
+        device: String,
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's own words.
+        why: String,
+        /// Bytes.
+        free: u64,
+        /// Bytes.
+        total: u64,
+    },
     /// A call of a device's driver failed.
     #[error("{device}: {call} failed: {why}")]
     Call {

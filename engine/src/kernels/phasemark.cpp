@@ -579,6 +579,10 @@ struct Attend {
 #define KEY_DIM 128
 #define KEY_STRIDE (KEY_DIM / 4 + 1)
 #define SCORES (QUERIES + 4)
+// Positions whose values come at once.
+#ifndef ATTEND_UNROLL
+#define ATTEND_UNROLL 8
+#endif
 
 // One block: one key/value head, one chunk of positions, `together` queries of that head, row by row. For very few rows
 // a block turns its queries itself, and appends the new positions of its chunk that its rows see. The last block of
@@ -688,7 +692,7 @@ KERNEL THREADS(256, 2) void attend(Attend a) {
         u32 some = min_of(queries - half, QUERIES / 2);
         f32x4 sum[QUERIES / 2] = {};
         if (part < parts) {
-#pragma unroll 8
+#pragma unroll ATTEND_UNROLL
             for (u32 p = part; p < count; p += parts) {
                 f32x4 value = values[p * stride + d];
                 const f32x4 *weights = (const f32x4 *)(scores + p * SCORES + half);
@@ -938,6 +942,8 @@ DEVICE void flash(const Flash &a) {
     for (int r = 0; r < SUM_ROWS; ++r) top[r] = -3.0e38f, total[r] = 0;
     u32 end = a.start + first + count;
     for (u32 from = 0; from < end; from += FLASH_KEYS) {
+        // Where a thread copies from and to, for all steps below, is more than registers hold beside the sums.
+        u32 t = anew(thread_x());
         barrier();
         // Positions behind the end are not seen by any row, but must be numbers: the last one comes again.
 #pragma unroll

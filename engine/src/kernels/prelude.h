@@ -69,6 +69,13 @@ DEVICE u32 count_up(u32 *counter) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     return before;
 }
+// The same value, but unknown to the compiler each time: in a loop, what follows from it is computed again, and not kept
+// in registers from before the loop on. Adds a zero, in a register that all lanes share.
+DEVICE u32 anew(u32 value) {
+    u32 zero = 0;
+    asm volatile("" : "+r"(zero));
+    return value + zero;
+}
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 
@@ -113,6 +120,8 @@ DEVICE u32 count_up(u32 *counter) {
     __nvvm_membar_gl();
     return before;
 }
+// The same value. Where registers are short, what follows from it is computed again in each round of a loop.
+DEVICE u32 anew(u32 value) { return value; }
 DEVICE float exp2(float x) { return __nvvm_ex2_approx_f(x); }
 DEVICE float rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
 
@@ -150,8 +159,13 @@ DEVICE u16 to_bf16(float value) {
 
 #define TILE_ROWS 16
 #define ELEMENTS 8
-// Every lane holds whole rows of a tile here, so fewer steps fit the registers.
+// Every lane holds whole rows of a tile here, so fewer steps fit the registers: two need more than the 256 that a lane
+// has. With one, two blocks of `add` fit a compute unit, and as many weights are on their way as two steps of one block.
 #define FEW_UNROLL 1
+#define ADD_UNROLL 1
+// Lanes leave this loop one after the other. Unrolled it would keep sums for each round, and a round's loads would still
+// wait for the one before it.
+#define ATTEND_UNROLL 1
 // A step's weights or rows as a lane holds them.
 struct Fragment {
     u32x4 part[4];

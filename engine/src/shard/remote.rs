@@ -36,8 +36,8 @@ pub struct RemoteShard {
     /// Positions in the copy, once it has been told.
     aside: Option<usize>,
     wishes: Wishes,
-    /// The last request has no answer yet.
-    late: bool,
+    /// Requests that were given up and whose answers may still come on this connection.
+    owed: u32,
 }
 
 /// What the shard is to be told with the next request, in this order.
@@ -66,7 +66,7 @@ impl RemoteShard {
             cached: 0,
             aside: None,
             wishes: Wishes::default(),
-            late: false,
+            owed: 0,
         };
         match shard.open() {
             Ok(()) => Ok(shard),
@@ -107,7 +107,7 @@ impl RemoteShard {
         }
         connection.expect(self.part.context, self.terms.width);
         self.connection = Some(connection);
-        self.late = false;
+        self.owed = 0;
         Ok(())
     }
 
@@ -137,13 +137,15 @@ impl RemoteShard {
             self.connection = None;
             return Err(fault.into());
         }
-        let answered = receive(connection, self.id, until, request.rows(), self.terms.width, into);
-        self.late = matches!(answered, Err(Failed::Fault(Fault::TimedOut)));
+        let rows = request.rows();
+        let answered = receive(connection, self.id, until, &mut self.owed, rows, self.terms.width, into);
         match &answered {
             // It drips, or stopped halfway.
             Err(Failed::Fault(Fault::TimedOut)) if connection.is_inside() => self.connection = None,
             // The answer may still come; it will be recognised by its id and dropped.
-            Ok(()) | Err(Failed::Fault(Fault::TimedOut) | Failed::Refused(_) | Failed::BadAnswer(_)) => {}
+            Err(Failed::Fault(Fault::TimedOut)) => self.owed += 1,
+            // A shard answers in order, so what came before is not owed any more.
+            Ok(()) | Err(Failed::Refused(_) | Failed::BadAnswer(_)) => self.owed = 0,
             Err(Failed::Broken(_) | Failed::Babble | Failed::Fault(_)) => self.connection = None,
         }
         answered
@@ -272,7 +274,7 @@ impl Shard for RemoteShard {
 
     fn end_generation(&mut self) {
         // One that is late already would only be waited for once more.
-        if self.connection.is_some() && !self.late {
+        if self.connection.is_some() && self.owed == 0 {
             // The generation is what it is; a shard that fails now is missed by the next one.
             let _ = self.commit(END);
         }
@@ -333,7 +335,7 @@ enum Failed {
     Refused(Refusal),
     /// Framed well and wrong.
     BadAnswer(String),
-    /// Answers came, and none to this request: there may be no end of them.
+    /// More older answers came than were owed, and none to this request: there may be no end of them.
     Babble,
     /// The two do not fit each other, or the shard said why it closes.
     Broken(String),
@@ -345,16 +347,17 @@ impl From<Fault> for Failed {
     }
 }
 
-/// Waits for the answer to request `id`; older ones are dropped.
+/// Waits for the answer to request `id`; older ones are dropped, the `owed` ones without blame.
 fn receive(
     connection: &mut Connection,
     id: u64,
     until: Instant,
+    owed: &mut u32,
     rows: usize,
     width: usize,
     into: &mut Vec<f32>,
 ) -> Result<(), Failed> {
-    let over = match next(connection, id, until)? {
+    let over = match next(connection, id, until, owed)? {
         (kind::ANSWER, over) => over,
         (other, _) => return Err(Failed::BadAnswer(format!("it is of kind {other}"))),
     };
@@ -377,14 +380,19 @@ fn receive(
 }
 
 /// The next frame that answers request `id`: its kind, and when it must be over. Errors are taken here.
-fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, Instant), Failed> {
+fn next(
+    connection: &mut Connection,
+    id: u64,
+    until: Instant,
+    owed: &mut u32,
+) -> Result<(u32, Instant), Failed> {
     let mut babbles = false;
     loop {
-        if Instant::now() >= until {
-            return Err(if babbles { Failed::Babble } else { Fault::TimedOut.into() });
-        }
         // However late it begins, and however slowly it comes.
-        let (frame, over) = connection.next(&mut Alone, Some(until), || until)?;
+        let (frame, over) = match connection.next(&mut Alone, Some(until), || until) {
+            Err(Fault::TimedOut) if babbles => return Err(Failed::Babble),
+            next => next?,
+        };
         let error = frame.kind == kind::ERROR;
         if error && frame.id == 0 {
             // The shard could not tell which request it was, or took none: it closes.
@@ -394,7 +402,12 @@ fn next(connection: &mut Connection, id: u64, until: Instant) -> Result<(u32, In
             return Err(Failed::BadAnswer(format!("it answers request {}, and {id} was the last", frame.id)));
         }
         if frame.id < id {
-            babbles = true;
+            babbles |= *owed == 0;
+            *owed = owed.saturating_sub(1);
+            // Who always has the next frame ready is never waited for.
+            if babbles && Instant::now() >= until {
+                return Err(Failed::Babble);
+            }
             continue;
         }
         if error {
@@ -409,7 +422,7 @@ fn handshake(connection: &mut Connection, terms: &Terms, id: u64, wait: Duration
     let hello = Hello::new(terms);
     let sent = connection.send(Frame { kind: kind::HELLO, id }, hello.as_bytes(), &[], &mut Alone, until);
     // A shard that closed before it heard may have said why.
-    let (its_kind, over) = match (next(connection, id, until), sent) {
+    let (its_kind, over) = match (next(connection, id, until, &mut 0), sent) {
         (Err(Failed::Fault(_)), Err(fault)) => return Err(fault.into()),
         (Err(Failed::Refused(refusal)), _) => return Err(Failed::Broken(refusal.text)),
         (next, _) => next?,

@@ -2,6 +2,7 @@
 //! made is given back.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use engine::decode::{Engine, Generation, Prefill, Request, Verify};
@@ -24,6 +25,10 @@ const RELEASES: [&str; 6] = [
     "hipGraphDestroy",
     "hipGraphExecDestroy",
 ];
+
+/// Calls that come before the device is the thread's, and the one that tells what is free.
+const CANNOT_SAY: [&str; 5] =
+    ["hipInit", "hipGetDeviceCount", "hipGetDevicePropertiesR0600", "hipSetDevice", "hipMemGetInfo"];
 
 /// Two small models that share a vocabulary, through every call that the engine has for HIP. Either a dense prefill,
 /// verify from a snapshot, passes that come again; or rounds of which the host sees only how they end. `before_the_end`
@@ -83,14 +88,14 @@ fn every_call_in_turn(verify: Verify, among: &[&str]) {
     for name in among {
         assert!(clean.calls.contains_key(*name), "{name} is in the request: {clean:?}");
     }
-    let (mut errors, mut mallocs) = (0, Vec::new());
+    let (mut errors, mut turns) = (0, BTreeMap::<String, Vec<u64>>::new());
     for turn in 1..=total {
         here.begin(turn, LAUNCH_FAILURE);
         let got = request(verify, || {});
         let report = here.report();
         let [name] = &report.failed[..] else { panic!("call {turn} of {total} failed: {report:?}") };
         report.is_clean(&format!("{name}, call {turn} of {total}"));
-        mallocs.extend((name == "hipMalloc").then_some(turn));
+        turns.entry(name.clone()).or_default().push(turn);
         match got {
             Err(error) => {
                 let text = error.to_string();
@@ -107,12 +112,30 @@ fn every_call_in_turn(verify: Verify, among: &[&str]) {
     }
     assert!(errors > 200, "of {total} calls {errors} were errors");
 
-    // Too little memory is told as such, whatever it was for.
-    for turn in mallocs {
-        here.begin(turn, OUT_OF_MEMORY);
-        let text = request(verify, || {}).unwrap_err().to_string();
-        assert!(text.contains("hip:0 has no room for") && text.contains("bytes were asked for"), "{text}");
-        here.report().is_clean(&format!("out of memory at call {turn}"));
+    // Too little memory is told as such, whatever it was for: by who asks for it each time, and by other calls, which
+    // may need some for themselves, once.
+    for (name, turns) in turns {
+        let (says, each) = match name.as_str() {
+            "hipMalloc" => ("hip:0 has no room for".to_owned(), true),
+            "hipHostMalloc" => ("the host of hip:0 has no room for a pass".to_owned(), true),
+            _ if CANNOT_SAY.contains(&name.as_str()) => {
+                (format!("{name} failed: hipErrorOutOfMemory"), false)
+            }
+            _ => (format!("hip:0 has no room: {name} failed: hipErrorOutOfMemory"), false),
+        };
+        for turn in turns.into_iter().take(if each { usize::MAX } else { 1 }) {
+            here.begin(turn, OUT_OF_MEMORY);
+            let got = request(verify, || {});
+            here.report().is_clean(&format!("out of memory in {name}, call {turn}"));
+            let Err(error) = got else {
+                assert!(RELEASES.contains(&name.as_str()), "{name}, call {turn}, and no error came");
+                continue;
+            };
+            let text = error.to_string();
+            assert!(text.contains(&says), "{name}, call {turn}: {text}");
+            assert_eq!(text.contains("bytes were asked for"), each, "{text}");
+            assert!(text.contains("are free") || CANNOT_SAY.contains(&name.as_str()), "{text}");
+        }
     }
 }
 

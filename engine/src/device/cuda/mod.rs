@@ -137,7 +137,15 @@ impl Cuda {
     }
 
     fn failed(&self, call: &'static str, code: sys::CUresult) -> DeviceError {
-        DeviceError::Call { device: self.name.clone(), call, why: code_name(code) }
+        let (device, why) = (self.name.clone(), code_name(code));
+        // Another device may still be the thread's where this one did not become it.
+        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
+            && !["cuCtxSetCurrent", "cuMemGetInfo"].contains(&call)
+            && let Ok(Memory { free, total }) = self.memory()
+        {
+            return DeviceError::NoRoom { device, call, why, free, total };
+        }
+        DeviceError::Call { device, call, why }
     }
 
     fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), DeviceError> {
@@ -202,10 +210,12 @@ impl Driver for Cuda {
         let _ = unsafe { sys::cuMemFree_v2(at) };
     }
 
-    fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+    fn alloc_pinned(&self, bytes: usize) -> Result<Option<*mut u8>, DeviceError> {
         let mut at = std::ptr::null_mut();
-        self.check("cuMemAllocHost", unsafe { sys::cuMemAllocHost_v2(&raw mut at, bytes) })?;
-        Ok(at.cast())
+        match unsafe { sys::cuMemAllocHost_v2(&raw mut at, bytes) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            code => self.check("cuMemAllocHost", code).map(|()| Some(at.cast())),
+        }
     }
 
     unsafe fn free_pinned(&self, at: *mut u8) {

@@ -125,9 +125,9 @@ impl Buffers {
         let values = MAX_ROWS * heads * chunks * 4;
         Ok(Buffers {
             inputs: new((1 + MAX_ROWS) * 4)?,
-            inputs_host: Pinned::new(driver, 1 + MAX_ROWS)?,
+            inputs_host: Pinned::new(driver, 1 + MAX_ROWS, "a pass")?,
             x: new(MAX_ROWS * width * 4)?,
-            x_host: Pinned::new(driver, MAX_ROWS * width)?,
+            x_host: Pinned::new(driver, MAX_ROWS * width, "a pass")?,
             normed: planes(width)?,
             squares: new(MAX_ROWS * model.square_parts() * 4)?,
             attended: planes(attended)?,
@@ -141,8 +141,8 @@ impl Buffers {
             tops: new(MAX_ROWS * 32 * 4)?,
             ids: new(MAX_ROWS * 32 * 4)?,
             tokens: new((MAX_ROWS + 1) * 4)?,
-            tokens_host: Pinned::new(driver, MAX_ROWS + 1)?,
-            ahead_host: Pinned::new(driver, Ahead::CHOSEN)?,
+            tokens_host: Pinned::new(driver, MAX_ROWS + 1, "a pass")?,
+            ahead_host: Pinned::new(driver, Ahead::CHOSEN, "a pass")?,
         })
     }
 

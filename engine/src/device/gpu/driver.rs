@@ -23,6 +23,18 @@ pub(crate) struct Memory {
     pub(crate) total: u64,
 }
 
+impl Memory {
+    /// The host's own, where Linux tells it.
+    fn of_the_host() -> Option<Self> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let bytes = |key| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Memory { free: bytes("MemAvailable:")?, total: bytes("MemTotal:")? })
+    }
+}
+
 /// What this process holds of a device's memory, and held at most, in bytes; and how often it waited for the device.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
@@ -42,13 +54,13 @@ impl Usage {
     }
 
     /// What is held now.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
 
     /// How often the host waited for a stream.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -82,8 +94,8 @@ pub(crate) trait Driver: Send + Sync {
     fn alloc(&self, bytes: usize) -> Result<Option<u64>, DeviceError>;
     /// Gives memory of the device back.
     unsafe fn free(&self, at: u64);
-    /// Memory of the host that the device reads and writes by itself.
-    fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DeviceError>;
+    /// Memory of the host that the device reads and writes by itself; `None` when there is not enough.
+    fn alloc_pinned(&self, bytes: usize) -> Result<Option<*mut u8>, DeviceError>;
     /// Gives memory of the host back.
     unsafe fn free_pinned(&self, at: *mut u8);
     /// A stream that waits for no other.
@@ -302,11 +314,19 @@ pub(crate) struct Pinned<T: Plain> {
 unsafe impl<T: Plain + Send> Send for Pinned<T> {}
 
 impl<T: Plain> Pinned<T> {
-    /// `len` values, all bytes zero.
-    pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        let at = driver.alloc_pinned(len.max(1) * size_of::<T>())?;
+    /// `len` values for `what`, all bytes zero.
+    pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize, what: &'static str) -> Result<Self, DeviceError> {
+        let bytes = len.max(1) * size_of::<T>();
+        let Some(at) = driver.alloc_pinned(bytes)? else {
+            // Where the host cannot be asked, the driver can.
+            let (device, Memory { free, total }) = match Memory::of_the_host() {
+                Some(memory) => (format!("the host of {}", driver.name()), memory),
+                None => (driver.name().to_owned(), driver.memory()?),
+            };
+            return Err(DeviceError::OutOfMemory { device, what, asked: bytes as u64, free, total });
+        };
         // SAFETY: just allocated, that long.
-        unsafe { at.write_bytes(0, len.max(1) * size_of::<T>()) };
+        unsafe { at.write_bytes(0, bytes) };
         Ok(Pinned { driver: Arc::clone(driver), at: at.cast(), len })
     }
 

@@ -109,7 +109,15 @@ impl Hip {
         if code == hip::hipSuccess {
             return Ok(());
         }
-        Err(DeviceError::Call { device: self.name.clone(), call, why: hip::name_of(code) })
+        let (device, why) = (self.name.clone(), hip::name_of(code));
+        // Another device may still be the thread's where this one did not become it.
+        if code == hip::hipErrorOutOfMemory
+            && !["hipSetDevice", "hipMemGetInfo"].contains(&call)
+            && let Ok(Memory { free, total }) = self.memory()
+        {
+            return Err(DeviceError::NoRoom { device, call, why, free, total });
+        }
+        Err(DeviceError::Call { device, call, why })
     }
 
     /// What gives something back has nobody to answer to.
@@ -174,10 +182,12 @@ impl Driver for Hip {
         self.released("hipFree", unsafe { hip::hipFree(pointer(at)) });
     }
 
-    fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+    fn alloc_pinned(&self, bytes: usize) -> Result<Option<*mut u8>, DeviceError> {
         let mut at = std::ptr::null_mut();
-        self.check("hipHostMalloc", unsafe { hip::hipHostMalloc(&raw mut at, bytes, 0) })?;
-        Ok(at.cast())
+        match unsafe { hip::hipHostMalloc(&raw mut at, bytes, 0) } {
+            hip::hipErrorOutOfMemory => Ok(None),
+            code => self.check("hipHostMalloc", code).map(|()| Some(at.cast())),
+        }
     }
 
     unsafe fn free_pinned(&self, at: *mut u8) {

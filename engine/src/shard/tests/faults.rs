@@ -12,12 +12,12 @@ use crate::toy::{CONTEXT, WIDTH};
 
 #[test]
 fn a_shard_that_gave_up_an_idle_parent_is_reconnected_to() {
-    let served = serve(WHOLE, Socket::Unix, Limits { idle: Duration::from_millis(50), ..LIMITS });
+    let served = serve(WHOLE, Socket::Unix, Limits { idle: Duration::from_secs(1), ..LIMITS });
     let mut engine = remote_engine(&served, LIMITS);
     let request = Request { max_tokens: 12, ..Request::new(vec![1, 2, 3]) };
     for _ in 0..3 {
         assert_eq!(run(&mut engine, &request).unwrap().tokens, expected(&request));
-        std::thread::sleep(Duration::from_millis(150));
+        std::thread::sleep(Duration::from_millis(1300));
     }
 }
 

@@ -1,6 +1,7 @@
 //! A shard against parents that are wrong or mean harm.
 
-use std::time::{Duration, Instant};
+use std::io::ErrorKind;
+use std::time::Duration;
 
 use marker_core::Markers;
 use proptest::prelude::*;
@@ -203,8 +204,8 @@ fn who_goes_away_anywhere_leaves_a_shard_that_serves_the_next() {
 
 #[test]
 fn a_parent_that_is_slow_or_reads_nothing_is_given_up() {
-    let short = Limits { connect: Duration::from_millis(300), frame: Duration::from_millis(300), ..LIMITS };
-    let began = Instant::now();
+    let second = Duration::from_secs(1);
+    let short = Limits { connect: second, frame: second, ..LIMITS };
     let served = serve(WHOLE, Socket::Unix, short);
 
     // Says nothing at all, then half a head, then half a body.
@@ -224,18 +225,16 @@ fn a_parent_that_is_slow_or_reads_nothing_is_given_up() {
         if std::io::Write::write_all(&mut drip.0, &[*byte]).is_err() {
             break;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(drip.receive(), None);
     // Never reads an answer, until both buffers are full.
     let mut deaf = served.raw();
     deaf.greet(1);
     let long = good_pass(0, &[1; CONTEXT]).bytes();
-    let mut id = 2;
-    while std::io::Write::write_all(&mut deaf.0, &frame(PASS, id, &long)).is_ok() {
-        id += 1;
-        assert!(began.elapsed() < Duration::from_mins(1), "nobody gave up");
-    }
+    let refused = (2..).find_map(|id| std::io::Write::write_all(&mut deaf.0, &frame(PASS, id, &long)).err());
+    let kind = refused.unwrap().kind();
+    assert!(matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "nobody gave up: {kind}");
     let mut next = served.raw();
     next.greet(1);
     next.works(2);
@@ -243,7 +242,7 @@ fn a_parent_that_is_slow_or_reads_nothing_is_given_up() {
 
 #[test]
 fn an_idle_parent_makes_room_for_others() {
-    let served = serve(WHOLE, Socket::Unix, Limits { idle: Duration::from_millis(100), ..LIMITS });
+    let served = serve(WHOLE, Socket::Unix, Limits { idle: Duration::from_secs(2), ..LIMITS });
     let mut raw = served.raw();
     raw.greet(1);
     raw.works(2);

@@ -92,39 +92,71 @@ fn the_hosts_structs_have_the_kernels_fields() {
     }
 }
 
-/// What each kernel takes of a compute unit of gfx1151, as the code object says: a line a kernel.
-fn occupancy() -> String {
+/// What a kernel takes of a compute unit of gfx1151, as the code object says.
+struct Taken {
+    name: String,
+    threads: usize,
+    vgprs: usize,
+    sgprs: usize,
+    lds: usize,
+    spilled_vgprs: usize,
+    spilled_sgprs: usize,
+    scratch: usize,
+}
+
+/// Of every kernel, by name.
+fn taken() -> Vec<Taken> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image.hsaco");
     std::fs::write(&path, HSACO_GFX1151.expect("clang++-19 made the code object")).unwrap();
     let output = Command::new("llvm-readelf-19").arg("--notes").arg(&path).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut rows: Vec<String> = Vec::new();
+    let mut kernels = Vec::new();
     for kernel in text.split("  - .args:").skip(1) {
         let value = |key: &str| {
             let line = kernel.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap();
-            line.trim().to_owned()
+            line.trim().parse().unwrap()
         };
-        let vgprs: usize = value(".vgpr_count:").parse().unwrap();
-        // 1536 registers a lane, given out 24 at a time, for 16 waves at most.
-        let waves = (1536 / vgprs.next_multiple_of(24)).min(16);
         let name = kernel.lines().find_map(|line| line.strip_prefix("    .name:")).unwrap().trim();
-        rows.push(format!(
-            "| `{name}` | {} | {vgprs} | {} | {} | {} | {waves} |",
-            value(".max_flat_workgroup_size:"),
-            value(".sgpr_count:"),
-            value(".group_segment_fixed_size:"),
-            value(".vgpr_spill_count:"),
-        ));
+        kernels.push(Taken {
+            name: name.to_owned(),
+            threads: value(".max_flat_workgroup_size:"),
+            vgprs: value(".vgpr_count:"),
+            sgprs: value(".sgpr_count:"),
+            lds: value(".group_segment_fixed_size:"),
+            spilled_vgprs: value(".vgpr_spill_count:"),
+            spilled_sgprs: value(".sgpr_spill_count:"),
+            scratch: value(".private_segment_fixed_size:"),
+        });
     }
-    rows.sort();
-    rows.join("\n")
+    kernels.sort_by(|one, other| one.name.cmp(&other.name));
+    kernels
 }
 
 #[test]
 fn the_occupancy_table_is_the_code_objects() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hardware-status.md");
     let document = std::fs::read_to_string(path).unwrap();
-    let table = occupancy();
+    let row = |kernel: &Taken| {
+        let Taken { name, threads, vgprs, sgprs, lds, spilled_vgprs, spilled_sgprs, scratch } = kernel;
+        // 1536 registers a lane, given out 24 at a time, for 16 waves at most.
+        let waves = (1536 / vgprs.next_multiple_of(24)).min(16);
+        format!(
+            "| `{name}` | {threads} | {vgprs} | {sgprs} | {lds} | {spilled_vgprs} | {spilled_sgprs} | {scratch} | {waves} |"
+        )
+    };
+    let table = taken().iter().map(row).collect::<Vec<_>>().join("\n");
     assert!(document.contains(&table), "docs/hardware-status.md should have these lines:\n{table}");
+}
+
+/// Scratch is memory: a kernel that spills waits for it, and most do in their innermost loop.
+#[test]
+fn no_kernel_for_gfx1151_spills_or_takes_more_shared_memory_than_there_is() {
+    let kernels = taken();
+    assert_eq!(kernels.len(), Kernel::ALL.len());
+    for Taken { name, lds, spilled_vgprs, spilled_sgprs, scratch, .. } in &kernels {
+        assert_eq!((*spilled_vgprs, *spilled_sgprs, *scratch), (0, 0, 0), "{name}");
+        let at_launch = if name.starts_with("dense_") { 32 << 10 } else { 0 };
+        assert!(lds + at_launch <= 64 << 10, "{name}");
+    }
 }
