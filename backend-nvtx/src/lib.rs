@@ -206,6 +206,36 @@ impl Nvtx {
         token
     }
 
+    /// What a start is worth when somebody hears, 0 if it did not take. A number and not a [`SpanId`], which is returned
+    /// through memory.
+    #[inline(never)]
+    fn start_on(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
+        if local.shard.is_own() {
+            self.start_counted(domain, local, label)
+        } else {
+            self.start_elsewhere(domain, local, label)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn start_elsewhere(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
+        self.start_counted(domain, local, label)
+    }
+
+    #[inline]
+    fn start_counted(&self, domain: sys::Domain, local: &Local, label: &Label) -> u64 {
+        let Some(spans) = sys::spans() else {
+            TALLY.failed(&local.shard);
+            return 0;
+        };
+        TALLY.pushed(&local.shard);
+        match self.tell(domain, label, |event| spans.start(domain, event)) {
+            0 => ID_ZERO,
+            id => id,
+        }
+    }
+
     /// Passes on what the tool is to be told of a label.
     #[inline]
     fn tell<T>(&self, domain: sys::Domain, label: &Label, pass_on: impl FnOnce(&sys::Event<'_>) -> T) -> T {
@@ -254,6 +284,24 @@ fn close_others(domain: sys::Domain, local: &Local, pops: u32) {
     }
 }
 
+#[inline(never)]
+fn stop_on(domain: sys::Domain, local: &Local, id: u64) {
+    if local.shard.is_own() {
+        TALLY.popped(&local.shard, 1);
+        // Last, so that nothing has to be kept for after it.
+        sys::end(domain, if id == ID_ZERO { 0 } else { id });
+    } else {
+        stop_elsewhere(domain, local, id);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn stop_elsewhere(domain: sys::Domain, local: &Local, id: u64) {
+    TALLY.popped(&local.shard, 1);
+    sys::end(domain, if id == ID_ZERO { 0 } else { id });
+}
+
 /// Tells a tool that has just attached who we are.
 fn introduce(source: Source) -> Tool {
     let domain = sys::create_domain(c"ds4");
@@ -290,23 +338,19 @@ impl Marker for Nvtx {
         }
     }
 
+    #[inline]
     fn start(&self, label: &Label) -> SpanId {
-        let Some(domain) = self.domain else { return SpanId::NOT_TAKEN };
-        let Some(spans) = sys::spans() else {
-            LOCAL.with(|local| TALLY.failed(&local.shard));
-            return SpanId::NOT_TAKEN;
-        };
-        LOCAL.with(|local| TALLY.pushed(&local.shard));
-        let id = self.tell(domain, label, |event| spans.start(domain, event));
-        SpanId::new(if id == 0 { ID_ZERO } else { id })
+        self.domain.map_or(SpanId::NOT_TAKEN, |domain| {
+            SpanId::new(LOCAL.with(|local| self.start_on(domain, local, label)))
+        })
     }
 
+    #[inline]
     fn stop(&self, span: SpanId) {
         if let Some(domain) = self.domain
-            && span.is_taken()
+            && span.id() != 0
         {
-            LOCAL.with(|local| TALLY.popped(&local.shard, 1));
-            sys::end(domain, if span.id() == ID_ZERO { 0 } else { span.id() });
+            LOCAL.with(|local| stop_on(domain, local, span.id()));
         }
     }
 

@@ -155,18 +155,40 @@ impl Roctx {
         }
     }
 
+    /// The id, 0 if it did not take. A number and not a [`SpanId`], which is returned through memory and was copied there:
+    /// by halves, of which the first is what two stores had just written, and such a load waits for the stores to reach
+    /// the cache, half as long as all else together.
     #[inline(never)]
-    fn start_on(&self, local: &Local, label: &Label) -> SpanId {
+    fn start_on(&self, local: &Local, label: &Label) -> u64 {
         if !self.gate.enter() {
-            return SpanId::NOT_TAKEN;
+            return 0;
         }
-        let id = self.api.start(label).map_or(SpanId::NOT_TAKEN, SpanId::new);
-        if id.is_taken() {
-            self.tally.pushed(&local.shard);
-        } else {
+        let id = self.api.start(label).unwrap_or(0);
+        if id == 0 {
             self.not_taken(local);
+        } else {
+            self.tally.pushed(&local.shard);
         }
         id
+    }
+
+    #[inline(never)]
+    fn stop_on(&self, local: &Local, id: u64) {
+        if self.gate.counts() || !local.shard.is_own() {
+            return self.stop_counted(local, id);
+        }
+        self.tally.popped(&local.shard, 1);
+        // Last, so that nothing has to be kept for after it.
+        self.api.stop(id);
+    }
+
+    /// Of a range that the gate counts, or on a thread that has no place to count in yet.
+    #[cold]
+    #[inline(never)]
+    fn stop_counted(&self, local: &Local, id: u64) {
+        self.tally.popped(&local.shard, 1);
+        self.api.stop(id);
+        self.gate.leave(1);
     }
 
     #[cold]
@@ -235,16 +257,15 @@ impl Marker for Roctx {
     /// An id of 0 counts as not taken: ROCTX's start from 1.
     #[inline]
     fn start(&self, label: &Label) -> SpanId {
-        LOCAL.with(|local| self.start_on(local, label))
+        SpanId::new(LOCAL.with(|local| self.start_on(local, label)))
     }
 
     /// To be called once for every start that took: a tool may abort the process on an id that it does not
     /// know. [`Span`](marker_core::Span) sees to it.
+    #[inline]
     fn stop(&self, span: SpanId) {
-        if span.is_taken() {
-            LOCAL.with(|local| self.tally.popped(&local.shard, 1));
-            self.api.stop(span.id());
-            self.gate.leave(1);
+        if span.id() != 0 {
+            LOCAL.with(|local| self.stop_on(local, span.id()));
         }
     }
 

@@ -6,7 +6,7 @@
 //! | `cargo run --release -p benches --bin counts` | instructions of the same, which repeat exactly |
 //! | `cargo run --release -p benches --bin attached` | ns of a range under a real tool |
 //! | `cargo run --release -p benches --bin perturb -- -- <generate arguments>` | a whole request, off against on |
-//! | `cargo run --release -p benches --bin speed` | the engine on the CPU |
+//! | `cargo run --release -p benches --bin speed` (`--features peers`) | the engine on the CPU |
 //! | `cargo run --release -p benches --bin questions` | drafting for a real model, against its target alone |
 //! | `cargo bench -p benches --bench shards` | us and bytes of a shard elsewhere |
 //!
@@ -15,6 +15,8 @@
 #![deny(unsafe_code)]
 
 pub mod allocations;
+#[cfg(feature = "peers")]
+pub mod candle;
 pub mod case;
 pub mod child;
 pub mod counts;

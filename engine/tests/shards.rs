@@ -526,6 +526,67 @@ fn a_shard_without_descriptors_goes_on_serving() {
     drop(knocking);
 }
 
+/// A child knows why it cannot serve, and its parent which shard that is: one tells the other, and people once.
+#[test]
+fn a_child_that_cannot_serve_tells_its_parent_why_and_nobody_else() {
+    let models = Models::open();
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing").display().to_string();
+    let stats = folder.path().join("missing/stats.json").display().to_string();
+    let target = model("target").display().to_string();
+    let said = folder.path().join("said");
+    for (model, more, why) in [
+        (&target, ["--device", "cuda:99"], "no device 'cuda:99': "),
+        (&missing, ["--device", "cpu"], "no model at "),
+        (
+            &target,
+            ["--stats", &stats],
+            ": it cannot be written: No such file or directory (os error 2); nothing was written;",
+        ),
+    ] {
+        let script = format!("exec \"$0\" \"$@\" 2>{}", said.display());
+        let args = [
+            "-c",
+            &script,
+            process::PROGRAM,
+            "shard",
+            "--listen",
+            "inherited",
+            "--layers",
+            "4..8",
+            "--model",
+            model,
+        ];
+        let args = args.iter().chain(&more).map(Into::into).collect();
+        let child = engine::shard::Spawned::start("spawn:it".into(), "sh".into(), args, &SHORT).unwrap();
+        let error =
+            RemoteShard::connect(Link::Spawned(child), models.terms(4..8), SHORT).err().unwrap().to_string();
+        assert!(error.starts_with("shard 4..8 at spawn:it (process "), "{error}");
+        assert!(error.contains(why) && !error.contains("connection"), "{error}");
+        assert_eq!(fs::read_to_string(&said).unwrap(), "", "the parent tells");
+    }
+}
+
+/// Without a parent that listens, a child says it itself.
+#[test]
+fn a_child_whose_parent_is_gone_says_why_it_cannot_serve() {
+    let (parent, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(parent);
+    let mut command = phasemark(&["shard", "--listen", "inherited", "--layers", "4..9"]);
+    let output = command.stdin(std::os::fd::OwnedFd::from(theirs)).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("phasemark: --layers 4..9: ") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn a_variable_that_names_no_backend_is_told_once_and_not_by_every_child() {
+    let mut command = phasemark(&["generate", "--shards", "cpu,spawn:cpu,spawn:cpu", "--max-tokens", "4"]);
+    let output = command.env("PHASEMARK", "nonesuch").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.matches("nonesuch").count() == 1, "{said}");
+}
+
 #[test]
 fn what_cannot_be_is_one_clear_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -557,7 +618,7 @@ fn what_cannot_be_is_one_clear_error() {
         ([generate("cpu,spawn:cpu"), files("k.json", "k.shard1.json")].concat(), "k.shard1.json"),
         (
             [generate("cpu,spawn:cpu"), files("n.json", "full.json")].concat(),
-            "its process ended with exit status: 2",
+            ": /dev/full: it cannot be written: No space left on device",
         ),
         (generate("0..4@cpu,4..8@unix:/nowhere/at/all"), "start it first with `phasemark shard`"),
         (generate("0..4@cpu,4..8@tcp:192.0.2.1:7"), "use an SSH tunnel"),
@@ -586,7 +647,9 @@ fn what_cannot_be_is_one_clear_error() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
         assert!(error.contains(says), "{args:?}: {error}");
-        assert!(output.stdout.is_empty() || says.contains("process ended"), "{args:?}");
+        let told = error.lines().filter(|line| line.starts_with("phasemark")).count();
+        assert_eq!(told, 1, "once, by whoever knows: {args:?}: {error}");
+        assert!(output.stdout.is_empty() || says.contains("No space left"), "{args:?}");
         assert!(began.elapsed() < Duration::from_mins(1), "{args:?}");
     }
 }

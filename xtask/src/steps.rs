@@ -109,31 +109,19 @@ fn address_sanitizer() -> Step {
     .with("ASAN_OPTIONS", "detect_leaks=0")
 }
 
-/// A package built by itself, since in the workspace cargo unites the features that others ask for.
+/// A package and its tests built by themselves, since in the workspace cargo unites the features that others ask for.
 fn feature_steps(package: &Package) -> Vec<Step> {
     let name = &package.name;
-    let mut steps: Vec<_> = package
-        .feature_sets()
-        .into_iter()
-        .map(|set| {
-            let title = match set.len() {
-                0 => format!("{name} without features"),
-                _ => format!("{name} with {}", set.join(" and ")),
-            };
-            let features =
-                if set.is_empty() { String::new() } else { format!("--features {}", set.join(",")) };
-            Step::cargo(
-                title,
-                &format!("clippy --package {name} --no-default-features {features} -- -D warnings"),
-            )
-        })
-        .collect();
-    if !package.features.is_empty() {
-        let title = format!("tests of {name} without features");
-        let check = format!("clippy --package {name} --no-default-features --all-targets -- -D warnings");
-        steps.push(Step::cargo(title, &check));
-    }
-    steps
+    let of_set = |set: Vec<&str>| {
+        let (title, features) = match set.len() {
+            0 => (format!("{name} without features"), String::new()),
+            _ => (format!("{name} with {}", set.join(" and ")), format!("--features {} ", set.join(","))),
+        };
+        let check =
+            format!("clippy --package {name} --no-default-features {features}--all-targets -- -D warnings");
+        Step::cargo(title, &check)
+    };
+    package.feature_sets().into_iter().map(of_set).collect()
 }
 
 /// Takes the steps, up to the first that fails.
@@ -177,8 +165,9 @@ mod tests {
         let features = vec!["nvtx".into(), "record".into()];
         let steps = typed(&[Package { name: "engine".into(), features }]);
         for features in ["", "--features nvtx ", "--features record ", "--features nvtx,record "] {
-            let step =
-                format!("cargo clippy --package engine --no-default-features {features}-- -D warnings");
+            let step = format!(
+                "cargo clippy --package engine --no-default-features {features}--all-targets -- -D warnings"
+            );
             assert!(steps.contains(&step), "{step} is not in {steps:#?}");
         }
     }

@@ -1,5 +1,6 @@
 //! The engine on the CPU: tokens per second by block size, time to the first token, the cost of a pass by its
-//! rows, peak memory, and all that beside this machine's own streaming reads. Prints markdown.
+//! rows, peak memory, and all that beside this machine's own streaming reads. With the feature `peers` also beside candle's
+//! Llama. Prints markdown.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -10,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
+#[cfg(feature = "peers")]
+use benches::candle::Candle;
 use benches::statistics::median;
 use benches::{child, machine, output};
 use clap::Parser;
@@ -58,6 +61,10 @@ fn main() -> ExitCode {
     if let Some(code) = child::engine() {
         return code;
     }
+    #[cfg(feature = "peers")]
+    if let Some(code) = benches::candle::serve() {
+        return code;
+    }
     match Arguments::try_parse() {
         Err(error) => error.exit(),
         Ok(arguments) => output::ended("speed", run(&arguments)),
@@ -101,20 +108,27 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
     let mut speculative = pair.load(&device, context)?;
     pair.draft = None;
     let mut alone = pair.load(&device, context)?;
+    #[cfg(feature = "peers")]
+    let (mut candle, mut theirs) =
+        (Candle::start(&std::env::current_exe()?, &arguments.model, threads)?, Vec::new());
+    #[cfg(feature = "peers")]
+    let mut their_first: Vec<Vec<f64>> = PROMPTS.map(|_| Vec::new()).into();
 
     let mut plain = Vec::new();
     let mut blocks: Vec<Vec<Generation>> = BLOCKS.map(|_| Vec::new()).into();
     let mut first: Vec<Vec<f64>> = PROMPTS.map(|_| Vec::new()).into();
     for _ in 0..arguments.runs {
         plain.push(generate(&mut alone, &request(prompt.clone(), arguments.max_tokens, 1))?);
+        #[cfg(feature = "peers")]
+        theirs.push(candle.generate(&prompt, arguments.max_tokens)?);
         for (runs, block) in blocks.iter_mut().zip(BLOCKS) {
             runs.push(generate(&mut speculative, &request(prompt.clone(), arguments.max_tokens, block))?);
         }
-        for (runs, tokens) in first.iter_mut().zip(PROMPTS) {
-            if tokens < context {
-                let prompt = (0..tokens as u32).map(|at| at * 7 % vocab as u32).collect();
-                runs.push(1e3 * generate(&mut alone, &request(prompt, 1, 1))?.prefill_seconds);
-            }
+        for (at, tokens) in PROMPTS.into_iter().enumerate().filter(|(_, tokens)| *tokens < context) {
+            let prompt: Vec<u32> = (0..tokens as u32).map(|at| at * 7 % vocab as u32).collect();
+            #[cfg(feature = "peers")]
+            their_first[at].push(1e3 * candle.generate(&prompt, 1)?.prefill_seconds);
+            first[at].push(1e3 * generate(&mut alone, &request(prompt, 1, 1))?.prefill_seconds);
         }
     }
 
@@ -142,10 +156,27 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
     for (runs, block) in blocks.iter().zip(BLOCKS) {
         row(&format!("speculative, {block} drafted a round"), runs)?;
     }
-    text.push_str("\n| prompt tokens | ms to the first token | prompt tokens/s |\n|---:|---:|---:|\n");
-    for (runs, tokens) in first.iter().zip(PROMPTS) {
+    #[cfg(feature = "peers")]
+    {
+        let parts = candle.compare(&prompt, &plain[0].tokens, &theirs[0].tokens)?;
+        let rates: Vec<f64> =
+            theirs.iter().map(|run| (run.tokens.len() - 1) as f64 / run.decode_seconds).collect();
+        let rate = median(&rates);
+        let _ = writeln!(text, "| candle in f32, target-only | {rate:.0} | {:.2} | 1.00 |  |", rate / base);
+        if let Some(at) = parts {
+            let _ =
+                writeln!(text, "\ncandle chose another token at {at}, where its two best are next to equal.");
+        }
+    }
+    text.push_str("\n| prompt tokens | ms to the first token | prompt tokens/s |\n|---|---:|---:|\n");
+    let mut row = |name: &str, runs: &[f64], tokens: usize| {
         let ms = median(runs);
-        let _ = writeln!(text, "| {tokens} | {ms:.2} | {:.0} |", 1e3 * tokens as f64 / ms);
+        let _ = writeln!(text, "| {tokens}{name} | {ms:.2} | {:.0} |", 1e3 * tokens as f64 / ms);
+    };
+    for (at, tokens) in PROMPTS.into_iter().enumerate() {
+        row("", &first[at], tokens);
+        #[cfg(feature = "peers")]
+        row(", candle in f32", &their_first[at], tokens);
     }
     Ok(())
 }
@@ -290,6 +321,21 @@ fn memory(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()
         }
         let peak: f64 = std::fs::read_to_string(file)?.parse()?;
         let _ = writeln!(text, "| {name} | {:.1} | {weights:.1} |", peak / 1024.0);
+    }
+    #[cfg(feature = "peers")]
+    {
+        let mut candle = Candle::start(&std::env::current_exe()?, &arguments.model, threads)?;
+        let peak = candle
+            .generate(&[0], arguments.max_tokens)?
+            .peak_kib
+            .ok_or("the peak of candle's memory is not known")?;
+        // Each weight has twice as many bytes there as in the file.
+        let _ = writeln!(
+            text,
+            "| candle in f32, target-only | {:.1} | {:.1} |",
+            peak as f64 / 1024.0,
+            2.0 * target
+        );
     }
     Ok(())
 }

@@ -233,10 +233,10 @@ pub(super) struct ShardArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
     /// Positions that the cache can hold [default: the model's context].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) context: Option<usize>,
     /// Threads [default: the cores there are].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Where the layers run.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]

@@ -53,7 +53,7 @@ pub(super) enum CliError {
     ContextTooLong { asked: usize, most: usize },
     #[error("--listen {given}: {why}")]
     BadAddress { given: String, why: String },
-    #[error("the shard stopped serving: {0}")]
+    #[error("the shard cannot serve: {0}")]
     Serving(io::Error),
     #[error(transparent)]
     Markers(#[from] MarkersError),

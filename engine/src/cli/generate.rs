@@ -24,8 +24,10 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     let device = choose::device(&args.models.device, threads)?;
     let record =
         args.witness.record.is_some() || (show && markers::compiled_in().any(|name| name == "record"));
-    let markers =
-        Assembly::new(&chosen_markers(args.witness.markers.as_deref())?, args.witness.detail.into(), record)?;
+    let choice = chosen_markers(args.witness.markers.as_deref())?;
+    // What is wrong with a variable is told once, not by every child.
+    let childrens = choice.complaint.as_ref().map_or(args.witness.markers.as_deref(), |_| Some("off"));
+    let markers = Assembly::new(&choice, args.witness.detail.into(), record)?;
     let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
     if args.context_shift {
         return Err(CliError::ContextShift);
@@ -52,7 +54,15 @@ pub(super) fn run(args: &GenerateArgs, show: bool) -> Result<ExitCode, CliError>
     };
     let request = choose::drafting(&args.models, args.draft_tokens, request);
     let positions = pair.check(&request)?;
-    let spread = Spread { pair: &pair, folder: &target, args, files: &files, threads, context: positions };
+    let spread = Spread {
+        pair: &pair,
+        folder: &target,
+        args,
+        files: &files,
+        threads,
+        markers: childrens,
+        context: positions,
+    };
     let mut engine = pair.around(spread.target(&*device)?, &*device, positions)?;
     let load_seconds = began.elapsed().as_secs_f64();
     let draft = match (&draft, request.drafting) {

@@ -17,6 +17,8 @@ mod doctor;
 mod error;
 mod generate;
 mod output;
+#[cfg(unix)]
+mod patient;
 mod prompt;
 #[cfg(unix)]
 mod shard;

@@ -80,6 +80,9 @@ impl<'a> Completion<'a> {
 pub(super) struct Files {
     record: Option<WholeFile>,
     stats: Option<WholeFile>,
+    /// How long a pipe may take nothing.
+    #[cfg(unix)]
+    patience: Option<std::time::Duration>,
 }
 
 /// What a child is told to write, beside its parent's files.
@@ -99,8 +102,19 @@ impl Files {
             (Some(record), Some(stats)) if record.replaces(stats) => {
                 Err(CliError::SameFile { path: stats.path().to_owned() })
             }
-            _ => Ok(Files { record, stats }),
+            _ => Ok(Files {
+                record,
+                stats,
+                #[cfg(unix)]
+                patience: None,
+            }),
         }
+    }
+
+    /// The same, but a pipe that takes nothing for so long is a failure.
+    #[cfg(unix)]
+    pub(super) fn giving_up_after(self, patience: std::time::Duration) -> Self {
+        Files { patience: Some(patience), ..self }
     }
 
     /// The files of the child that is shard `index`, of the names that were asked for: seen to be writable, and to take
@@ -126,17 +140,29 @@ impl Files {
 
     /// What the recorder heard, where it is asked for.
     pub(super) fn write_record(&self, markers: &Assembly) -> Result<(), CliError> {
-        write(self.record.as_ref(), |out| markers.save_record(out))
+        self.write(self.record.as_ref(), |out| markers.save_record(out))
     }
 
     /// What `json` gives, where statistics are asked for.
     pub(super) fn write_stats(&self, json: impl FnOnce() -> io::Result<String>) -> Result<(), CliError> {
-        write(self.stats.as_ref(), |mut out| out.write_all(json()?.as_bytes()))
+        self.write(self.stats.as_ref(), |out| out.write_all(json()?.as_bytes()))
     }
-}
 
-fn write(file: Option<&WholeFile>, write: impl FnOnce(File) -> io::Result<()>) -> Result<(), CliError> {
-    file.map_or(Ok(()), |file| file.write(write).map_err(|why| unwritable(file.path(), why)))
+    fn write(
+        &self,
+        file: Option<&WholeFile>,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), CliError> {
+        let Some(file) = file else { return Ok(()) };
+        let write = |mut out: File| {
+            #[cfg(unix)]
+            if let Some(limit) = self.patience.filter(|_| file.is_in_place()) {
+                return write(&mut super::patient::Patient { out, limit });
+            }
+            write(&mut out)
+        };
+        file.write(write).map_err(|why| unwritable(file.path(), why))
+    }
 }
 
 fn unwritable(path: &Path, why: io::Error) -> CliError {

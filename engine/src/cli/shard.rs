@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::args::ShardArgs;
 use super::error::CliError;
@@ -11,15 +13,41 @@ use super::output::Files;
 use super::stats::ShardStats;
 use super::teller::Teller;
 use super::{choose, say};
-use crate::device::Part;
+use crate::device::{DeviceError, Part};
 use crate::markers::Assembly;
-use crate::model::Checkpoint;
-use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, read_range};
+use crate::model::{Checkpoint, ModelError};
+use crate::shard::{Address, Limits, Listener, Service, Stop, Terms, is_orphaned, last_word, read_range};
+
+/// What `--listen` says to a child, whose parent is at the other end of its standard input.
+const INHERITED: &str = "inherited";
+
+/// How long the reader of a pipe may read nothing: both files have their turn before a child is killed.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Serves until it is asked to leave, and then returns: profilers lose everything when a process is killed.
 pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
-    // From here on a signal is a wish; while weights are read it waits for them.
-    let stop = Stop::on_signals().map_err(CliError::Serving)?;
+    if args.listen != INHERITED {
+        return serve(args, None);
+    }
+    let no_socket = |error| CliError::BadAddress {
+        given: args.listen.clone(),
+        why: format!("the standard input is no socket of a parent ({error})"),
+    };
+    let parent = inherited().map_err(no_socket)?;
+    match serve(args, Some(&parent)) {
+        // Both have one standard error, and the parent knows which of its shards this is: it tells, and once.
+        Err(error) if last_word(parent, &error.to_string().replace('\n', "; ")) => Ok(ExitCode::from(2)),
+        done => done,
+    }
+}
+
+/// Serves `parent`, or whoever connects.
+fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliError> {
+    // It may wait for whoever reads a pipe, for ever: until here a signal ends the process as it ends any other.
+    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?
+        .giving_up_after(PATIENCE);
+    // From here on it is a wish.
+    let stop = Arc::new(Stop::on_signals().map_err(CliError::Serving)?);
     let threads = choose::threads(args.threads)?;
     let device = choose::device(&args.device, threads)?;
     let markers = Assembly::new(
@@ -27,24 +55,19 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
         args.witness.detail.into(),
         args.witness.record.is_some(),
     )?;
-    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?;
-    let bad = |why: String| CliError::BadAddress { given: args.listen.clone(), why };
     // A place that cannot be listened at is told before weights are read; who connects early waits.
-    let place = match args.listen.as_str() {
-        "inherited" => {
-            let no_socket = |error| bad(format!("the standard input is no socket of a parent ({error})"));
-            Here::Inherited(inherited().map_err(no_socket)?)
-        }
-        address => {
-            let address: Address = address.parse().map_err(|error| bad(format!("{error}")))?;
-            Here::Listening(Listener::bind(&address, args.insecure)?)
-        }
+    let place = if let Some(parent) = parent {
+        Here::Inherited(parent.try_clone().map_err(CliError::Serving)?)
+    } else {
+        let bad = |error| CliError::BadAddress { given: args.listen.clone(), why: format!("{error}") };
+        let address: Address = args.listen.parse().map_err(bad)?;
+        Here::Listening(Listener::bind(&address, args.insecure)?)
     };
 
     let model = choose::target(args.model.as_deref())?;
-    let checkpoint = Checkpoint::open(&model)?;
-    let config = checkpoint.config();
+    let mut checkpoint = Checkpoint::open(&model)?;
     let layers = read_range(&args.layers)?;
+    let config = checkpoint.config();
     if layers.is_empty() || layers.end > config.layers {
         return Err(CliError::NoSuchLayers { begin: layers.start, end: layers.end, layers: config.layers });
     }
@@ -55,38 +78,51 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
         }
         asked => asked.unwrap_or(config.context),
     };
-    let part = Part { layers: layers.clone(), embedding: false, head: false, context };
-    let shard = device.load(&checkpoint, part)?;
     let terms = Terms { fingerprint: checkpoint.fingerprint(), layers: layers.clone(), width: config.hidden };
+    let (asked, parent) =
+        (Arc::clone(&stop), parent.map(UnixStream::try_clone).transpose().map_err(CliError::Serving)?);
+    let is_child = parent.is_some();
+    checkpoint.give_up_when(move || asked.is_asked() || parent.as_ref().is_some_and(is_orphaned));
+    let part = Part { layers: layers.clone(), embedding: false, head: false, context };
+    let shard = match device.load(&checkpoint, part) {
+        Err(DeviceError::Model(ModelError::GivenUp { .. })) => None,
+        loaded => Some(loaded?),
+    };
 
     let mut generations = 0;
-    let teller = Teller::new(std::io::stderr()).map_err(CliError::Serving)?;
-    let mut tell =
-        |line: &str| teller.tell(format!("phasemark shard {}..{}: {line}", layers.start, layers.end));
+    // A child's parent is told, and tells.
+    let teller =
+        (!is_child).then(|| Teller::new(std::io::stderr())).transpose().map_err(CliError::Serving)?;
+    let tell = |line: &str| {
+        if let Some(teller) = &teller {
+            teller.tell(format!("phasemark shard {}..{}: {line}", layers.start, layers.end));
+        }
+    };
     let write_stats =
         |generations| files.write_stats(|| ShardStats::new(&layers, generations, &markers).json());
     let mut ended = || {
         generations += 1;
         if let Err(error) = write_stats(generations) {
-            teller.tell(format!("phasemark shard {}..{}: {error}", layers.start, layers.end));
+            tell(&error.to_string());
         }
     };
-    let mut service = Service {
-        shard,
-        terms,
-        markers: markers.markers(),
-        limits: Limits::default(),
-        ended: &mut ended,
-        tell: &mut tell,
-    };
-    let served = match &place {
-        Here::Listening(listener) => {
-            say!("listening on {listener}");
-            service.listen(listener, &stop)
+    let served = shard.map_or(Ok(()), |shard| {
+        let mut service = Service {
+            shard,
+            terms,
+            markers: markers.markers(),
+            limits: Limits::default(),
+            ended: &mut ended,
+            tell: &mut |line| tell(line),
+        };
+        match &place {
+            Here::Listening(listener) => {
+                say!("listening on {listener}");
+                service.listen(listener, &stop)
+            }
+            Here::Inherited(stream) => stream.try_clone().and_then(|stream| service.inherited(stream, &stop)),
         }
-        Here::Inherited(stream) => stream.try_clone().and_then(|stream| service.inherited(stream, &stop)),
-    };
-    drop(service);
+    });
 
     // What failed first is told; what can be written is, all the same.
     let recorded = files.write_record(&markers);

@@ -1,5 +1,6 @@
 //! The target over the shards that `--shards` and `--split` ask for.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::args::GenerateArgs;
@@ -8,7 +9,7 @@ use super::error::CliError;
 use super::output::Files;
 use crate::device::{Device, Part, Shard};
 use crate::load::Pair;
-use crate::shard::{Chain, Place, Placed, split};
+use crate::shard::{Address, Chain, Place, Placed, split};
 
 /// A target that is to be spread over shards.
 pub(super) struct Spread<'a> {
@@ -19,6 +20,8 @@ pub(super) struct Spread<'a> {
     /// This process's own: a child's lie beside them.
     pub(super) files: &'a Files,
     pub(super) threads: usize,
+    /// What a child is told of markers, should it not find that out by itself.
+    pub(super) markers: Option<&'a str>,
     /// Positions that every cache must hold.
     pub(super) context: usize,
 }
@@ -33,39 +36,52 @@ impl Spread<'_> {
         let spread = &self.args.spread;
         let placed = split(spread.shards.as_deref(), spread.split.as_deref(), &here, config.layers)?;
 
-        // Children read their weights while this process reads its own.
-        let mut ways = Vec::with_capacity(placed.len());
-        for (index, Placed { layers, place }) in placed.iter().enumerate() {
-            ways.push(self.way(index, layers, place)?);
+        // What can be refused without weights is: devices are here, and whoever listens is there, the right one, and not
+        // busy.
+        let (mut devices, mut elsewhere) =
+            (Vec::with_capacity(placed.len()), Vec::with_capacity(placed.len()));
+        for Placed { layers, place } in &placed {
+            devices.push(match place {
+                Place::Device(name) if *name != self.args.models.device => {
+                    Some(choose::device(name, self.threads)?)
+                }
+                _ => None,
+            });
+            elsewhere.push(match place {
+                Place::At(address) => Some(self.listening(layers, address)?),
+                _ => None,
+            });
         }
-        let elsewhere = |way: Option<&Option<elsewhere::Way>>| way.is_some_and(Option::is_some);
-        let ends = elsewhere(ways.first()) || elsewhere(ways.last());
+        // Children read their weights while this process reads its own.
+        let mut children = Vec::with_capacity(placed.len());
+        for (index, Placed { layers, place }) in placed.iter().enumerate() {
+            children.push(match place {
+                Place::Spawn(device) => Some(self.start(index, layers, device)?),
+                _ => None,
+            });
+        }
+        let is_here =
+            |placed: Option<&Placed>| placed.is_some_and(|placed| matches!(placed.place, Place::Device(_)));
+        let ends = !is_here(placed.first()) || !is_here(placed.last());
         let last = placed.len() - 1;
-        let mut shards = Vec::with_capacity(placed.len());
-        for (index, (Placed { layers, place }, way)) in placed.into_iter().zip(&ways).enumerate() {
-            let (Place::Device(name), None) = (&place, way) else {
-                shards.push(None);
-                continue;
-            };
+        let mut here = Vec::with_capacity(placed.len());
+        for (index, (placed, its_device)) in placed.into_iter().zip(&devices).enumerate() {
             let (embedding, head) = (index == 0 && !ends, index == last && !ends);
-            let part = Part { layers, embedding, head, context };
-            let shard = if *name == self.args.models.device {
-                device.load(checkpoint, part)?
-            } else {
-                choose::device(name, self.threads)?.load(checkpoint, part)?
-            };
-            shards.push(Some(shard));
+            here.push(match placed.place {
+                Place::Device(_) => {
+                    let part = Part { layers: placed.layers, embedding, head, context };
+                    Some(its_device.as_deref().unwrap_or(device).load(checkpoint, part)?)
+                }
+                _ => None,
+            });
         }
         let ends = ends
             .then(|| device.load(checkpoint, Part { layers: 0..0, embedding: true, head: true, context }))
             .transpose()?;
-        let mut chain: Vec<Box<dyn Shard>> = Vec::with_capacity(shards.len());
-        for (shard, way) in shards.into_iter().zip(ways) {
-            match (shard, way) {
-                (Some(shard), _) => chain.push(shard),
-                (None, Some(way)) => chain.push(way.connect(checkpoint, context)?),
-                (None, None) => {}
-            }
+        let mut chain: Vec<Box<dyn Shard>> = Vec::with_capacity(here.len());
+        for ((here, elsewhere), child) in here.into_iter().zip(elsewhere).zip(children) {
+            let connected = child.map(|child| child.connect(self)).transpose()?;
+            chain.extend(here.or(elsewhere).or(connected));
         }
         Ok(match ends {
             Some(ends) => Chain::with_ends(config, ends, chain)?,
@@ -76,68 +92,54 @@ impl Spread<'_> {
 
 cfg_select! {
     unix => {
-        mod elsewhere {
-            use std::ops::Range;
+        use std::ffi::OsString;
 
-            use super::CliError;
-            use crate::device::Shard;
-            use crate::model::Checkpoint;
-            use crate::shard::{Limits, Link, RemoteShard, Terms};
+        use super::args::DetailArg;
+        use super::output::ChildFiles;
+        use crate::shard::{Limits, Link, RemoteShard, ShardError, Spawned, Terms, Why};
 
-            /// The way to a shard that is not in this process.
-            pub(super) struct Way {
-                pub(super) link: Link,
-                pub(super) layers: Range<usize>,
-                pub(super) limits: Limits,
-            }
+        /// A child that reads its weights.
+        struct Child {
+            link: Link,
+            layers: Range<usize>,
+        }
 
-            impl Way {
-                pub(super) fn connect(self, checkpoint: &Checkpoint, context: usize) -> Result<Box<dyn Shard>, CliError> {
-                    let terms = Terms {
-                        fingerprint: checkpoint.fingerprint(),
-                        layers: self.layers,
-                        width: checkpoint.config().hidden,
-                    };
-                    let shard = RemoteShard::connect(self.link, terms, self.limits)?;
-                    shard.can_hold(context)?;
-                    Ok(Box::new(shard))
-                }
+        impl Child {
+            fn connect(self, spread: &Spread<'_>) -> Result<Box<dyn Shard>, CliError> {
+                spread.connect(self.link, &self.layers)
             }
         }
 
-        use std::ffi::OsString;
-        use std::ops::Range;
-
-        use crate::shard::{Limits, Link, ShardError, Spawned};
-        use super::args::DetailArg;
-        use super::output::ChildFiles;
-
         impl Spread<'_> {
-            /// The way to shard `index` if it is not in this process. A child is started.
-            fn way(
-                &self,
-                index: usize,
-                layers: &Range<usize>,
-                place: &Place,
-            ) -> Result<Option<elsewhere::Way>, CliError> {
-                let limits = Limits::default();
-                let link = match place {
-                    Place::Device(_) => return Ok(None),
-                    Place::At(address) => {
-                        Link::Listening { address: address.clone(), insecure: self.args.spread.insecure }
-                    }
-                    Place::Spawn(device) => {
-                        // Told here and once, not by a child and its parent.
-                        crate::device::read(device)?;
-                        let named = |why| ShardError { shard: format!("{}..{} at {place}", layers.start, layers.end), why };
-                        // What this process is called may have been replaced by a newer build.
-                        let program = std::env::current_exe()
-                            .map_err(|error| named(crate::shard::Why::CannotStart(error)))?;
-                        let args = self.child(layers, device, self.files.of_shard(index)?);
-                        Link::Spawned(Spawned::start(place.to_string(), program, args, &limits).map_err(named)?)
-                    }
+            /// The shard that listens at `address`.
+            fn listening(&self, layers: &Range<usize>, address: &Address) -> Result<Box<dyn Shard>, CliError> {
+                let insecure = self.args.spread.insecure;
+                self.connect(Link::Listening { address: address.clone(), insecure }, layers)
+            }
+
+            fn connect(&self, link: Link, layers: &Range<usize>) -> Result<Box<dyn Shard>, CliError> {
+                let checkpoint = &self.pair.target;
+                let terms = Terms {
+                    fingerprint: checkpoint.fingerprint(),
+                    layers: layers.clone(),
+                    width: checkpoint.config().hidden,
                 };
-                Ok(Some(elsewhere::Way { link, layers: layers.clone(), limits }))
+                let shard = RemoteShard::connect(link, terms, Limits::default())?;
+                shard.can_hold(self.context)?;
+                Ok(Box::new(shard))
+            }
+
+            /// Starts the child that is shard `index`.
+            fn start(&self, index: usize, layers: &Range<usize>, device: &str) -> Result<Child, CliError> {
+                // Told before weights are read.
+                crate::device::read(device)?;
+                let name = Place::Spawn(device.into()).to_string();
+                let failed = |why| ShardError { shard: format!("{}..{} at {name}", layers.start, layers.end), why };
+                // What this process is called may have been replaced by a newer build.
+                let program = std::env::current_exe().map_err(|error| failed(Why::CannotStart(error)))?;
+                let args = self.child(layers, device, self.files.of_shard(index)?);
+                let child = Spawned::start(name.clone(), program, args, &Limits::default()).map_err(failed)?;
+                Ok(Child { link: Link::Spawned(child), layers: layers.clone() })
             }
 
             /// The command line of a child: this one's markers, detail and threads, and files of its own.
@@ -154,7 +156,7 @@ cfg_select! {
                 option("--threads", self.threads.to_string().into());
                 option("--context", self.context.to_string().into());
                 option("--detail", detail.into());
-                if let Some(markers) = &self.args.witness.markers {
+                if let Some(markers) = self.markers {
                     option("--markers", markers.into());
                 }
                 for (name, file) in [("--record", files.record), ("--stats", files.stats)] {
@@ -167,36 +169,27 @@ cfg_select! {
         }
     }
     _ => {
-        mod elsewhere {
-            use super::CliError;
-            use crate::device::Shard;
-            use crate::model::Checkpoint;
+        /// There is no way to another process on this system.
+        enum Child {}
 
-            /// There is no way to another process on this system.
-            pub(super) enum Way {}
-
-            impl Way {
-                pub(super) fn connect(self, _: &Checkpoint, _: usize) -> Result<Box<dyn Shard>, CliError> {
-                    match self {}
-                }
+        impl Child {
+            fn connect(self, _: &Spread<'_>) -> Result<Box<dyn Shard>, CliError> {
+                match self {}
             }
         }
 
         impl Spread<'_> {
-            fn way(
-                &self,
-                _: usize,
-                _: &std::ops::Range<usize>,
-                place: &Place,
-            ) -> Result<Option<elsewhere::Way>, CliError> {
-                match place {
-                    Place::Device(_) => Ok(None),
-                    other => Err(CliError::BadAddress {
-                        given: other.to_string(),
-                        why: "shards in other processes need a Unix".into(),
-                    }),
-                }
+            fn listening(&self, _: &Range<usize>, address: &Address) -> Result<Box<dyn Shard>, CliError> {
+                Err(no_others(address.to_string()))
             }
+
+            fn start(&self, _: usize, _: &Range<usize>, device: &str) -> Result<Child, CliError> {
+                Err(no_others(Place::Spawn(device.into()).to_string()))
+            }
+        }
+
+        fn no_others(given: String) -> CliError {
+            CliError::BadAddress { given, why: "shards in other processes need a Unix".into() }
         }
     }
 }

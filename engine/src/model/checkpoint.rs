@@ -76,6 +76,8 @@ pub struct Checkpoint {
     listing: PathBuf,
     /// Which of `files` holds a tensor, and where in it; `None` where the index promised it in vain.
     tensors: BTreeMap<String, (usize, Option<Entry>)>,
+    /// Asked before each layer is read.
+    gives_up: Option<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
 impl Checkpoint {
@@ -110,6 +112,7 @@ impl Checkpoint {
             files: vec![gguf.file],
             listing: file.to_owned(),
             tensors,
+            gives_up: None,
         })
     }
 
@@ -136,7 +139,8 @@ impl Checkpoint {
         } else {
             return Err(ModelError::NoWeights { dir: dir.to_owned() });
         };
-        let mut checkpoint = Checkpoint { dir: dir.to_owned(), config, gguf: false, files, listing, tensors };
+        let mut checkpoint =
+            Checkpoint { dir: dir.to_owned(), config, gguf: false, files, listing, tensors, gives_up: None };
         checkpoint.settle_biases();
         Ok(checkpoint)
     }
@@ -146,11 +150,21 @@ impl Checkpoint {
         &self.config
     }
 
+    /// Reads no further layer once `asked` says so. A model may be large and its disk slow, and who reads it wanted
+    /// elsewhere meanwhile.
+    pub fn give_up_when(&mut self, asked: impl Fn() -> bool + Send + Sync + 'static) {
+        self.gives_up = Some(Box::new(asked));
+    }
+
     /// One layer's weights, each of the type and shape that the configuration asks for.
     ///
     /// # Errors
-    /// [`ModelError`] names the tensor that is missing or wrong, or says that there is no such layer.
+    /// [`ModelError`] names the tensor that is missing or wrong, or says that there is no such layer, or that reading was
+    /// [given up](Self::give_up_when).
     pub fn layer(&self, index: usize) -> Result<LayerWeights<'_>, ModelError> {
+        if self.gives_up.as_ref().is_some_and(|asked| asked()) {
+            return Err(ModelError::GivenUp { dir: self.dir.clone() });
+        }
         self.layer_of(index, |name, shape| self.tensor(name, shape).map(|tensor| self.in_order(tensor)))
     }
 

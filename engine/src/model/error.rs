@@ -12,6 +12,12 @@ pub enum ModelError {
         /// As it was asked for.
         dir: PathBuf,
     },
+    /// Whoever asked for the weights wants them no more.
+    #[error("the model in {} was not read to its end: this process was asked to leave", dir.display())]
+    GivenUp {
+        /// The model's directory.
+        dir: PathBuf,
+    },
     /// Something else than a directory has this name.
     #[error(
         "cannot use the model in {}: it is neither a directory nor a GGUF file; name the directory that holds config.json",

@@ -41,7 +41,10 @@ impl Link {
                 loop {
                     match connect_unix(path) {
                         // Its queue is full: it is alive, and busy or stopped.
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            if Instant::now() >= until {
+                                return Err(Why::TimedOut(limits.connect));
+                            }
                             std::thread::sleep(Duration::from_millis(10));
                         }
                         done => return done.and_then(Stream::unix).map_err(Why::NotThere),
@@ -49,14 +52,15 @@ impl Link {
                 }
             }
             Link::Listening { address: Address::Tcp(at), insecure } => {
-                let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                let mut failed = Why::NoSuchHost(io::Error::other("it has no address"));
                 for address in resolve(at, *insecure)? {
                     match TcpStream::connect_timeout(&address, limits.connect).and_then(Stream::tcp) {
                         Ok(stream) => return Ok(stream),
-                        Err(error) => failed = error,
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => failed = Why::TimedOut(limits.connect),
+                        Err(error) => failed = Why::NotThere(error),
                     }
                 }
-                Err(Why::NotThere(failed))
+                Err(failed)
             }
             Link::Spawned(child) => child.open(limits),
         }
@@ -66,11 +70,11 @@ impl Link {
         matches!(self, Link::Spawned(_))
     }
 
-    /// Lets a child leave, and says how it did.
-    pub(super) fn close(&mut self) -> Option<ExitStatus> {
+    /// Lets a child leave until then, and says how it did.
+    pub(super) fn close(&mut self, until: Instant) -> Option<ExitStatus> {
         match self {
             Link::Listening { .. } => None,
-            Link::Spawned(child) => child.reap(),
+            Link::Spawned(child) => child.reap(until),
         }
     }
 
@@ -134,7 +138,7 @@ impl Spawned {
     }
 
     fn restart(&mut self) -> Result<(), Why> {
-        let _ = self.reap();
+        let _ = self.reap(Instant::now() + self.leave);
         let (ours, theirs) = UnixStream::pair().map_err(Why::CannotStart)?;
         let child = Command::new(&self.program)
             .args(&self.args)
@@ -169,11 +173,11 @@ impl Spawned {
         })
     }
 
-    /// Lets the child leave by itself, for a while, then makes sure. How it ended, if there was one.
-    fn reap(&mut self) -> Option<ExitStatus> {
+    /// Lets the child leave by itself until then, and makes sure. How it ended, if there was one.
+    fn reap(&mut self, until: Instant) -> Option<ExitStatus> {
         self.ready = None;
         let mut child = self.child.take()?;
-        if let Some(status) = wait(&mut child, self.leave) {
+        if let Some(status) = wait(&mut child, until.saturating_duration_since(Instant::now())) {
             return Some(status);
         }
         let late = self.leave.as_secs_f64();
@@ -217,6 +221,6 @@ impl fmt::Display for Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        let _ = self.reap();
+        let _ = self.reap(Instant::now() + self.leave);
     }
 }

@@ -9,6 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::link::connect_unix;
 use super::place::{Address, resolve};
 use super::wire::stream::Stream;
@@ -142,11 +144,7 @@ fn alone(path: &Path) -> Option<std::fs::File> {
 }
 
 fn bind_tcp(at: &str, insecure: bool) -> Result<Kind, Why> {
-    let addresses = resolve(at, insecure).map_err(|why| match why {
-        Why::NotThere(error) => Why::CannotListen(error),
-        other => other,
-    })?;
-    let listener = TcpListener::bind(&addresses[..]).map_err(Why::CannotListen)?;
+    let listener = TcpListener::bind(&resolve(at, insecure)?[..]).map_err(Why::CannotListen)?;
     listener.set_nonblocking(true).map_err(Why::CannotListen)?;
     Ok(Kind::Tcp(listener))
 }
@@ -177,6 +175,11 @@ impl Stop {
         Ok(Stop(stop))
     }
 
+    /// Whether it asks now, for work that waits for nothing.
+    pub fn is_asked(&self) -> bool {
+        is_ready(self, PollFlags::IN)
+    }
+
     /// The other end asks, by being dropped.
     ///
     /// # Errors
@@ -191,4 +194,15 @@ impl AsFd for Stop {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Whether the parent at the other end of `stream` is gone, for work that waits for nothing. What it sent before may still be
+/// there to read.
+pub fn is_orphaned(stream: &UnixStream) -> bool {
+    is_ready(stream, PollFlags::HUP)
+}
+
+fn is_ready(socket: &impl AsFd, ready: PollFlags) -> bool {
+    let mut socket = [PollFd::new(socket, ready)];
+    poll(&mut socket, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }

@@ -19,14 +19,16 @@ cfg_select! {
 
         pub use limits::Limits;
         pub use link::{Link, Spawned};
-        pub use listen::{Listener, Stop, Stopper};
+        pub use listen::{Listener, Stop, Stopper, is_orphaned};
         pub use remote::RemoteShard;
-        pub use serve::Service;
+        pub use serve::{Service, last_word};
         pub use wire::handshake::Terms;
     }
     _ => {}
 }
+mod advice;
 mod error;
+mod numbers;
 mod place;
 mod split;
 #[cfg(all(test, unix))]
@@ -35,6 +37,8 @@ mod tests;
 pub use error::{ShardError, Why};
 pub use place::{Address, Place, PlaceError};
 pub use split::{Placed, SplitError, read_range, split};
+
+use numbers::no_numbers;
 
 use crate::device::{Answer, DeviceError, Input, Pass, Path, Proposed, Shard, Want};
 use crate::model::Config;
@@ -198,6 +202,7 @@ impl Chain {
                 && let Some(ends) = ends
             {
                 at_the_ends(&mut **ends, &hop, answer)?;
+                is_numbers(&answer.hidden, tokens.len(), || "of the embedding".into())?;
                 std::mem::swap(hidden, &mut answer.hidden);
             }
             let pass = Pass {
@@ -207,6 +212,11 @@ impl Chain {
                 ..hop
             };
             shard.forward(&pass, answer)?;
+            if !shard.emits_leaf() {
+                // What comes from elsewhere was judged when it came.
+                let Range { start, end } = shard.part().layers;
+                is_numbers(&answer.hidden, tokens.len(), || format!("{start}..{end}"))?;
+            }
             if index < last {
                 std::mem::swap(hidden, &mut answer.hidden);
             } else if *want != Want::Hidden
@@ -306,6 +316,17 @@ fn leaf(shard: &dyn Shard, phase: Phase, rows: usize) -> Fields {
         .tokens(rows as u64)
         .layers(start as u32..end as u32)
         .device(shard.device())
+}
+
+/// That the hidden state of `rows` rows that a shard of this process gave is numbers: a shard that gets it next must not
+/// be blamed. Nothing was given where the head is behind the layers.
+fn is_numbers(hidden: &[f32], rows: usize, shard: impl Fn() -> String) -> Result<(), ShardError> {
+    match no_numbers(hidden, hidden.len() / rows.max(1)) {
+        None => Ok(()),
+        Some(row) => {
+            Err(ShardError { shard: format!("{} in this process", shard()), why: Why::NoNumbers { row } })
+        }
+    }
 }
 
 /// A pass through the embedding or the head: no layers, so nothing of it is to be remembered.

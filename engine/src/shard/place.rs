@@ -90,7 +90,7 @@ impl fmt::Display for Place {
 
 /// The socket addresses behind `HOST:PORT`, all of them on this host unless `insecure` allows others.
 pub(super) fn resolve(at: &str, insecure: bool) -> Result<Vec<SocketAddr>, Why> {
-    let found: Vec<_> = at.to_socket_addrs().map_err(Why::NotThere)?.collect();
+    let found: Vec<_> = at.to_socket_addrs().map_err(Why::NoSuchHost)?.collect();
     match found.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
         Some(elsewhere) if !insecure => Err(Why::NotLoopback(elsewhere.to_string())),
         _ => Ok(found),

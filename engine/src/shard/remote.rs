@@ -9,15 +9,15 @@
 
 use std::time::{Duration, Instant};
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::wire::frame::{Connection, Frame, kind};
-use super::wire::handshake::{Hello, Side, Terms, Welcome, other_version};
+use super::wire::handshake::{self, Hello, Side, Terms, Welcome};
 use super::wire::message::{
     AnswerFields, END, Keep, NO_RESTORE, PassFields, PassFrame, Refusal, SNAPSHOT, fields, path_number,
 };
 use super::wire::stream::{Alone, Fault};
-use super::{Limits, Link, ShardError, Why};
+use super::{Limits, Link, ShardError, Why, no_numbers};
 use crate::device::{Answer, DeviceError, Input, Part, Pass, Shard, Want};
 
 /// A shard in another process.
@@ -94,8 +94,12 @@ impl RemoteShard {
         let mut connection = Connection::new(self.link.open(&self.limits)?);
         self.id += 1;
         let wait = if self.link.is_spawned() { self.limits.load } else { self.limits.connect };
-        let Welcome { context, device, .. } = handshake(&mut connection, &self.terms, self.id, wait)
-            .map_err(|failed| self.explain(failed, wait))?;
+        let Welcome { context, device, .. } = shake_hands(&mut connection, &self.terms, self.id, wait)
+            .map_err(|failed| match self.explain(failed, wait) {
+                Why::TimedOut(limit) => Why::NotReady(limit),
+                Why::Gone(how) if !self.link.is_spawned() => Why::NoHandshake(how),
+                why => why,
+            })?;
         self.device = device.get();
         let context = context.get() as usize;
         // A chain was built on the first answer; a shard that was restarted with another context must still do.
@@ -133,9 +137,14 @@ impl RemoteShard {
         self.id += 1;
         let until = Instant::now() + self.limits.answer;
         if let Err(fault) = request.send(self.id, connection, until) {
+            // A shard that closed before it heard may have said why.
+            let said = next(connection, self.id, Instant::now(), &mut self.owed);
             // Half a request was sent, perhaps: nobody knows where the next frame would begin.
             self.connection = None;
-            return Err(fault.into());
+            return Err(match said {
+                Err(Failed::Broken(text)) => Failed::Broken(text),
+                _ => fault.into(),
+            });
         }
         let rows = request.rows();
         let answered = receive(connection, self.id, until, &mut self.owed, rows, self.terms.width, into);
@@ -145,7 +154,7 @@ impl RemoteShard {
             // The answer may still come; it will be recognised by its id and dropped.
             Err(Failed::Fault(Fault::TimedOut)) => self.owed += 1,
             // A shard answers in order, so what came before is not owed any more.
-            Ok(()) | Err(Failed::Refused(_) | Failed::BadAnswer(_)) => self.owed = 0,
+            Ok(()) | Err(Failed::Refused(_) | Failed::BadAnswer(_) | Failed::NoNumbers(_)) => self.owed = 0,
             Err(Failed::Broken(_) | Failed::Babble | Failed::Fault(_)) => self.connection = None,
         }
         answered
@@ -155,6 +164,7 @@ impl RemoteShard {
         match failed {
             Failed::Refused(Refusal { text, .. }) => Why::Refused(text),
             Failed::BadAnswer(text) => Why::BadAnswer(text),
+            Failed::NoNumbers(row) => Why::NoNumbers { row },
             Failed::Broken(text) => Why::Mismatch(text),
             Failed::Babble | Failed::Fault(Fault::TimedOut) => Why::TimedOut(limit),
             Failed::Fault(fault) => match self.link.ended() {
@@ -283,10 +293,13 @@ impl Shard for RemoteShard {
     fn close(&mut self) -> Result<(), DeviceError> {
         // Named while its process is known.
         let named = self.named(Why::Stopped);
-        self.connection = None;
-        match self.link.close() {
+        let until = Instant::now() + self.limits.leave;
+        let connection = self.connection.take().filter(|_| self.link.is_spawned());
+        let word = connection.and_then(|connection| last_word(connection, until));
+        match self.link.close(until) {
             Some(status) if !status.success() => {
-                Err(ShardError { why: Why::Ended(status.to_string()), ..named }.into())
+                let why = word.map_or_else(|| Why::Ended(status.to_string()), Why::Mismatch);
+                Err(ShardError { why, ..named }.into())
             }
             _ => Ok(()),
         }
@@ -335,6 +348,8 @@ enum Failed {
     Refused(Refusal),
     /// Framed well and wrong.
     BadAnswer(String),
+    /// Framed well, and this row of its hidden state is NaN or infinite.
+    NoNumbers(usize),
     /// More older answers came than were owed, and none to this request: there may be no end of them.
     Babble,
     /// The two do not fit each other, or the shard said why it closes.
@@ -376,7 +391,7 @@ fn receive(
     }
     into.resize(values, 0.0);
     connection.take(into.as_mut_bytes(), &mut Alone, over)?;
-    Ok(())
+    no_numbers(into, width).map_or(Ok(()), |row| Err(Failed::NoNumbers(row)))
 }
 
 /// The next frame that answers request `id`: its kind, and when it must be over. Errors are taken here.
@@ -417,7 +432,19 @@ fn next(
     }
 }
 
-fn handshake(connection: &mut Connection, terms: &Terms, id: u64, wait: Duration) -> Result<Welcome, Failed> {
+/// Ends a connection, and hears why a child cannot leave well, should it say so.
+fn last_word(mut connection: Connection, until: Instant) -> Option<String> {
+    connection.end_sending();
+    while Instant::now() < until {
+        let (frame, over) = connection.next(&mut Alone, Some(until), || until).ok()?;
+        if frame.kind == kind::ERROR && frame.id == 0 {
+            return Refusal::take(&mut connection, &mut Alone, over).ok().map(|refusal| refusal.text);
+        }
+    }
+    None
+}
+
+fn shake_hands(connection: &mut Connection, terms: &Terms, id: u64, wait: Duration) -> Result<Welcome, Failed> {
     let until = Instant::now() + wait;
     let hello = Hello::new(terms);
     let sent = connection.send(Frame { kind: kind::HELLO, id }, hello.as_bytes(), &[], &mut Alone, until);
@@ -430,22 +457,13 @@ fn handshake(connection: &mut Connection, terms: &Terms, id: u64, wait: Duration
     if its_kind != kind::WELCOME {
         return Err(Failed::Broken(format!("it answered the handshake with a frame of kind {its_kind}")));
     }
-    let mut version = zerocopy::byteorder::little_endian::U32::new_zeroed();
-    let body = usize::try_from(connection.left()).unwrap_or(usize::MAX);
-    let mut welcome = Welcome::new_zeroed();
-    if body == size_of::<Welcome>() {
-        connection.take(welcome.as_mut_bytes(), &mut Alone, over)?;
-        welcome.hello.agree(terms, Side::Shard).map_err(|refusal| Failed::Broken(refusal.text))?;
-        if welcome.context.get() == 0 {
-            return Err(Failed::Broken("its cache holds no position".into()));
-        }
-        return Ok(welcome);
+    let welcome: Welcome = match handshake::read(connection, Side::Shard, &mut Alone, over)? {
+        Ok(welcome) => welcome,
+        Err(refusal) => return Err(Failed::Broken(refusal.text)),
+    };
+    welcome.hello.agree(terms, Side::Shard).map_err(|refusal| Failed::Broken(refusal.text))?;
+    if welcome.context.get() == 0 {
+        return Err(Failed::Broken("its cache holds no position".into()));
     }
-    if body >= size_of_val(&version) {
-        connection.take(version.as_mut_bytes(), &mut Alone, over)?;
-        if version != super::wire::handshake::VERSION {
-            return Err(Failed::Broken(other_version(version.get(), Side::Shard).text));
-        }
-    }
-    Err(Failed::Broken(format!("its part of the handshake has {body} bytes, not {}", size_of::<Welcome>())))
+    Ok(welcome)
 }

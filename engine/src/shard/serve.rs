@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use marker_core::{Markers, range};
 use rustix::event::{PollFd, PollFlags};
-use zerocopy::{IntoBytes, byteorder::little_endian::U32};
+use zerocopy::IntoBytes;
 
 use super::listen::{Listener, Stop};
 use super::wire::frame::{Connection, Frame, kind};
-use super::wire::handshake::{Hello, Side, Terms, VERSION, Welcome, other_version};
+use super::wire::handshake::{self, Hello, Side, Terms, Welcome};
 use super::wire::message::{
     AnswerFields, Asked, Code, END, Judged, Keep, NO_RESTORE, Refusal, SNAPSHOT, judge_commit, judge_pass,
-    length,
 };
 use super::wire::stream::{Fault, Stream, Wait, poll_until};
-use super::{Limits, leaf};
+use super::{Limits, leaf, no_numbers};
 use crate::device::{Answer, Input, Pass, Shard, Want};
 
 /// How long a connection that is given up is kept for its last word to arrive.
@@ -39,7 +38,7 @@ pub struct Service<'a> {
     pub limits: Limits,
     /// Called after each generation, before its parent is told that it is over.
     pub ended: &'a mut dyn FnMut(),
-    /// Called with what a person should know: refusals and failures, a line each.
+    /// Called with what a person here should know: refusals and failures, a line each. The parent is told too.
     pub tell: &'a mut dyn FnMut(&str),
 }
 
@@ -74,15 +73,17 @@ impl Service<'_> {
     /// Serves the parent at the other end of `stream` until it ends or `stop` asks to leave.
     ///
     /// # Errors
-    /// When the socket cannot be set up.
+    /// When the socket fails, or its parent is too slow.
     pub fn inherited(&mut self, stream: UnixStream, stop: &Stop) -> std::io::Result<()> {
         let mut door = Door { stop: stop.as_fd(), listener: None };
-        self.session(Stream::unix(stream)?, None, &mut door);
-        Ok(())
+        match self.session(Stream::unix(stream)?, None, &mut door) {
+            Fault::Closed | Fault::Stopped | Fault::Unframed(_) => Ok(()),
+            fault => Err(std::io::Error::other(fault.to_string())),
+        }
     }
 
-    /// One parent, from its hello to its end.
-    fn session(&mut self, stream: Stream, idle: Option<Duration>, door: &mut Door<'_>) {
+    /// One parent, from its hello to its end, and what that was.
+    fn session(&mut self, stream: Stream, idle: Option<Duration>, door: &mut Door<'_>) -> Fault {
         let mut session = Session {
             connection: Connection::new(stream),
             service: self,
@@ -100,7 +101,7 @@ impl Service<'_> {
             (session.service.ended)();
         }
         let Session { mut connection, service, door, .. } = session;
-        match why {
+        match &why {
             Fault::Closed | Fault::Stopped => {}
             Fault::Unframed(text) => {
                 (service.tell)(&format!("closed a connection: {text}"));
@@ -113,7 +114,16 @@ impl Service<'_> {
             }
             fault => (service.tell)(&format!("closed a connection: {fault}")),
         }
+        why
     }
+}
+
+/// Tells the parent at the other end of `stream` why this process leaves. False where it cannot be told.
+pub fn last_word(stream: UnixStream, why: &str) -> bool {
+    let refusal = Refusal::new(Code::Device, why);
+    Stream::unix(stream).is_ok_and(|stream| {
+        refusal.send(0, &mut Connection::new(stream), &mut NoWait, Instant::now()).is_ok()
+    })
 }
 
 /// One connection of a parent.
@@ -155,23 +165,10 @@ impl Session<'_, '_, '_> {
         if frame.kind != kind::HELLO {
             return Ok(Err(Refusal::new(Code::Kind, "the handshake comes first")));
         }
-        let mut version = U32::new(0);
-        let (left, expected) = (self.connection.left(), size_of::<Hello>() as u64);
-        if left < size_of::<U32>() as u64 {
-            return Ok(Err(length(left, expected)));
-        }
-        let mut hello = [0; size_of::<Hello>()];
-        let (first, rest) = hello.split_at_mut(size_of::<U32>());
-        self.connection.take(first, self.door, over)?;
-        version.as_mut_bytes().copy_from_slice(first);
-        if version != VERSION {
-            return Ok(Err(other_version(version.get(), Side::Parent)));
-        }
-        if left != expected {
-            return Ok(Err(length(left, expected)));
-        }
-        self.connection.take(rest, self.door, over)?;
-        let hello: Hello = zerocopy::transmute!(hello);
+        let hello: Hello = match handshake::read(&mut self.connection, Side::Parent, self.door, over)? {
+            Ok(hello) => hello,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         if let Err(refusal) = hello.agree(&self.service.terms, Side::Parent) {
             return Ok(Err(refusal));
         }
@@ -260,6 +257,10 @@ impl Session<'_, '_, '_> {
             self.hidden.resize(values, 0.0);
         }
         self.connection.take(self.hidden[..values].as_mut_bytes(), self.door, over)?;
+        if let Some(row) = no_numbers(&self.hidden[..values], width) {
+            let text = format!("row {row} of the hidden state that the parent sent is NaN or infinite");
+            return Ok(Err(Refusal::new(Code::Numbers, text)));
+        }
         Ok(self.run(&asked, values).map(|()| asked.rows))
     }
 

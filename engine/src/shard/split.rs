@@ -127,11 +127,14 @@ fn entries(list: &str) -> Vec<String> {
 }
 
 fn begins_an_entry(piece: &str) -> bool {
+    let piece = piece.trim_start();
     let range = piece.split_once('@').is_some_and(|(range, _)| read_range(range).is_ok());
     range || ["unix:", "tcp:", "spawn:", "cpu", "cuda", "hip"].iter().any(|place| piece.starts_with(place))
 }
 
 fn read_entry(entry: &str) -> Result<(Option<Range<usize>>, Place), SplitError> {
+    // A path may end with a space, and nothing begins with one.
+    let entry = entry.trim_start();
     match entry.split_once('@') {
         // An @ may also stand in a path.
         Some((range, place)) if !range.contains(':') => Ok((Some(read_range(range)?), place.parse()?)),
@@ -216,6 +219,8 @@ mod tests {
         );
         assert_eq!(read(None, Some("3:5")).unwrap(), ["0..3@cpu", "3..8@cpu"]);
         assert_eq!(read(Some("cpu,unix:/a"), Some("3:5")).unwrap(), ["0..3@cpu", "3..8@unix:/a"]);
+        assert_eq!(read(Some("0..3@cpu, 3..8@spawn:cpu"), None).unwrap(), ["0..3@cpu", "3..8@spawn:cpu"]);
+        assert_eq!(read(Some("unix:/a b , cpu"), None).unwrap(), ["0..4@unix:/a b ", "4..8@cpu"]);
         assert_eq!(read(Some("cpu,spawn:cpu"), None).unwrap(), ["0..4@cpu", "4..8@spawn:cpu"]);
         assert_eq!(
             read(None, Some("1:1000:1")).unwrap(),

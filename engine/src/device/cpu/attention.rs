@@ -53,6 +53,8 @@ pub(super) struct Scratch {
     pub(super) queries: Vec<f32>,
     /// `[heads, positions]`, positions rounded up to whole panels.
     scores: Vec<f32>,
+    /// A result that is still to be fixed, `[heads, head_dim]`.
+    pub(super) attended: Vec<f32>,
 }
 
 /// Attention of one position's queries over the first `len` positions of a key-value head:
@@ -65,7 +67,7 @@ pub(super) fn attend(
     scratch: &mut Scratch,
     out: &mut [f32],
 ) {
-    let Scratch { queries, scores } = scratch;
+    let Scratch { queries, scores, .. } = scratch;
     let count = queries.len() / head_dim;
     let stride = len.next_multiple_of(PANEL);
     if scores.len() < count * stride {
@@ -137,7 +139,11 @@ mod tests {
                     cache.layer(0)[0].put(len, &vec![f32::NAN; head_dim], &vec![f32::NAN; head_dim]);
                     let queries: Vec<f32> = (0..count * head_dim).map(|at| wave(at, 0.71)).collect();
                     for isa in Isa::all() {
-                        let mut scratch = Scratch { queries: queries.clone(), scores: vec![f32::NAN; 9] };
+                        let mut scratch = Scratch {
+                            queries: queries.clone(),
+                            scores: vec![f32::NAN; 9],
+                            ..Scratch::default()
+                        };
                         let mut out = vec![0.0; count * head_dim];
                         attend(isa, &cache.layer(0)[0], len, head_dim, &mut scratch, &mut out);
                         for (query, out) in queries.chunks(head_dim).zip(out.chunks(head_dim)) {

@@ -208,8 +208,9 @@ fn gather(bytes: &[u8], shift: usize, width: usize) -> u32 {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::fixed::Fixed;
     use super::super::isa::{Isa, Rows};
-    use super::super::multiply::Multiplier;
+    use super::super::multiply::{Multiplier, Operand};
     use super::super::packed::{Layout, Matrix, PANEL, Packed};
     use super::super::pool::Pool;
     use super::*;
@@ -292,6 +293,39 @@ mod tests {
                     let mut out = vec![0.0; count * stride];
                     multiplier.store(&packed, Rows { values: &x, stride: width, count }, &mut out);
                     assert_eq!(out, alone[..count * stride], "{dtype:?}, {isa:?}, {count} rows");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_fixed_by_whoever_computed_it_is_what_would_be_fixed_later() {
+        let (hidden, width, outputs) = (64, 96, 40);
+        for threads in 1..=3 {
+            let pool = Pool::new(threads);
+            let pack = |outputs: usize, inputs: usize, salt: u64| {
+                let bytes = gguf_blocks(Dtype::Q4_1, outputs * inputs, salt);
+                Matrix { dtype: Dtype::Q4_1, bytes: bytes.leak(), outputs, inputs, bias: None }
+            };
+            let gate_up = Packed::paired(&pool, pack(width, hidden, 1), pack(width, hidden, 2));
+            let down = Packed::stacked(&pool, &[pack(outputs, width, 3)]);
+            for isa in Isa::all() {
+                let multiplier = Multiplier { pool: &pool, isa };
+                if !multiplier.fixes(&down) {
+                    continue;
+                }
+                for count in [1, 2, 5, 6, 7, 20] {
+                    let x = inputs(count * hidden);
+                    let rows = Rows { values: &x, stride: hidden, count };
+                    let mut gated = vec![0.0; count * width];
+                    multiplier.gated(&gate_up, rows, &mut gated);
+                    let mut expected = vec![0.0; count * down.panels() * PANEL];
+                    multiplier.store(&down, Rows { values: &gated, stride: width, count }, &mut expected);
+                    let mut fixed = vec![Fixed::ZERO; count * width / GROUP];
+                    multiplier.gated_fixed(&gate_up, rows, &mut fixed);
+                    let mut out = vec![0.0; expected.len()];
+                    multiplier.store(&down, Operand::Fixed(&fixed), &mut out);
+                    assert_eq!(out, expected, "{isa:?}, {threads} threads, {count} rows");
                 }
             }
         }

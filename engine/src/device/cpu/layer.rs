@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 use super::attention::{Angles, Scratch, attend};
+use super::blocks::GROUP;
 use super::cache::Head;
+use super::fixed::Fixed;
 use super::isa::{Isa, Rows, TILE_ROWS};
-use super::multiply::Multiplier;
+use super::multiply::{Multiplier, Operand};
 use super::packed::{LANES, Matrix, PANEL, Packed};
 use super::pool::Pool;
 use crate::model::{Config, LayerWeights, Tensor};
@@ -51,6 +53,11 @@ impl Shape {
         }
     }
 
+    /// Width of the query heads that share a key-value head: they lie side by side.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads * self.head_dim
+    }
+
     /// Width of a row of queries, keys and values.
     fn qkv(&self) -> usize {
         ((self.heads + 2 * self.kv_heads) * self.head_dim).next_multiple_of(PANEL)
@@ -69,6 +76,8 @@ pub(super) struct Buffers {
     attended: Vec<f32>,
     /// `[rows, intermediate]`, padded to whole lanes.
     gated: Vec<f32>,
+    /// What is attended, and then what is gated, where that comes in fixed point: `[rows, width / 32]`.
+    fixed: Vec<Fixed>,
     /// One a thread.
     scratch: Vec<Scratch>,
 }
@@ -120,23 +129,33 @@ impl Layer {
     /// Takes the residual stream through the layer and writes the rows' keys and values.
     pub(super) fn forward(&self, step: &Step<'_>, heads: &mut [Head], buffers: &mut Buffers) {
         let Step { shape, rows: count, .. } = *step;
-        let Buffers { stream, normed, qkv, attended, gated, scratch } = buffers;
+        let Buffers { stream, normed, qkv, attended, gated, fixed, scratch } = buffers;
         let multiplier = Multiplier { pool: step.pool, isa: step.isa };
         let gated_width = shape.intermediate.next_multiple_of(LANES);
 
         step.norm(stream, &self.input_norm, normed);
         multiplier.store(&self.qkv, Rows { values: normed, stride: shape.padded, count }, qkv);
         self.append(step, heads, qkv, scratch);
-        self.attend(step, heads, qkv, scratch, attended);
-        multiplier.add(
-            &self.o,
-            Rows { values: attended, stride: shape.heads * shape.head_dim, count },
-            stream,
-        );
+        let width = shape.heads * shape.head_dim;
+        if multiplier.fixes(&self.o) && shape.group().is_multiple_of(GROUP) {
+            let fixed = of_length(fixed, count * width / GROUP);
+            self.attend_fixed(step, heads, qkv, scratch, fixed);
+            multiplier.add(&self.o, Operand::Fixed(fixed), stream);
+        } else {
+            self.attend(step, heads, qkv, scratch, attended);
+            multiplier.add(&self.o, Rows { values: attended, stride: width, count }, stream);
+        }
 
         step.norm(stream, &self.post_norm, normed);
-        multiplier.gated(&self.gate_up, Rows { values: normed, stride: shape.padded, count }, gated);
-        multiplier.add(&self.down, Rows { values: gated, stride: gated_width, count }, stream);
+        let rows = Rows { values: normed, stride: shape.padded, count };
+        if multiplier.fixes(&self.down) {
+            let fixed = of_length(fixed, count * shape.intermediate / GROUP);
+            multiplier.gated_fixed(&self.gate_up, rows, fixed);
+            multiplier.add(&self.down, Operand::Fixed(fixed), stream);
+        } else {
+            multiplier.gated(&self.gate_up, rows, gated);
+            multiplier.add(&self.down, Rows { values: gated, stride: gated_width, count }, stream);
+        }
     }
 
     /// Writes the rows' keys, normed and turned, and values behind the cache.
@@ -169,19 +188,57 @@ impl Layer {
         scratch: &mut [Scratch],
         attended: &mut [f32],
     ) {
-        let Shape { head_dim, kv_heads, .. } = *step.shape;
-        // The query heads that share a key-value head lie side by side.
-        let group = step.shape.heads / kv_heads * head_dim;
-        step.pool.units(attended, group, scratch, |scratch, number, out| {
-            let (row, kv_head) = (number / kv_heads, number % kv_heads);
-            scratch.queries.resize(group, 0.0);
-            let queries = &qkv[row * step.shape.qkv() + kv_head * group..][..group];
-            for (query, placed) in queries.chunks(head_dim).zip(scratch.queries.chunks_mut(head_dim)) {
-                step.place(row, query, self.q_norm.as_deref(), placed);
-            }
-            attend(step.isa, &heads[kv_head], step.start + row + 1, head_dim, scratch, out);
+        step.pool.units(attended, step.shape.group(), scratch, |scratch, number, out| {
+            self.attend_group(step, heads, qkv, scratch, (number, out));
         });
     }
+
+    /// The same in fixed point, by whoever attended.
+    fn attend_fixed(
+        &self,
+        step: &Step<'_>,
+        heads: &[Head],
+        qkv: &[f32],
+        scratch: &mut [Scratch],
+        attended: &mut [Fixed],
+    ) {
+        let group = step.shape.group();
+        step.pool.units(attended, group / GROUP, scratch, |scratch, number, out| {
+            let mut attended = std::mem::take(&mut scratch.attended);
+            attended.resize(group, 0.0);
+            self.attend_group(step, heads, qkv, scratch, (number, &mut attended));
+            step.isa.fix(&attended, out);
+            scratch.attended = attended;
+        });
+    }
+
+    /// Attention of group `number`, counted through the rows: the query heads of a row that share a key-value head.
+    fn attend_group(
+        &self,
+        step: &Step<'_>,
+        heads: &[Head],
+        qkv: &[f32],
+        scratch: &mut Scratch,
+        (number, out): (usize, &mut [f32]),
+    ) {
+        let Shape { head_dim, kv_heads, .. } = *step.shape;
+        let group = step.shape.group();
+        let (row, kv_head) = (number / kv_heads, number % kv_heads);
+        scratch.queries.resize(group, 0.0);
+        let queries = &qkv[row * step.shape.qkv() + kv_head * group..][..group];
+        for (query, placed) in queries.chunks(head_dim).zip(scratch.queries.chunks_mut(head_dim)) {
+            step.place(row, query, self.q_norm.as_deref(), placed);
+        }
+        attend(step.isa, &heads[kv_head], step.start + row + 1, head_dim, scratch, out);
+    }
+}
+
+/// The first `length`, all of which will be written: what is there already is left as it is.
+fn of_length(fixed: &mut Vec<Fixed>, length: usize) -> &mut [Fixed] {
+    if fixed.len() < length {
+        fixed.resize(length, Fixed::ZERO);
+    }
+    &mut fixed[..length]
 }
 
 impl Step<'_> {

@@ -24,6 +24,20 @@ thread_local! {
     static FIXED: Cell<Vec<Fixed>> = const { Cell::new(Vec::new()) };
 }
 
+/// Rows to multiply.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    Plain(Rows<'a>),
+    /// In fixed point already, `[rows, inputs / 32]`: for weights that [want it](Multiplier::fixes).
+    Fixed(&'a [Fixed]),
+}
+
+impl<'a> From<Rows<'a>> for Operand<'a> {
+    fn from(rows: Rows<'a>) -> Self {
+        Operand::Plain(rows)
+    }
+}
+
 /// Rows as they are multiplied.
 #[derive(Clone, Copy)]
 struct Given<'a> {
@@ -49,8 +63,13 @@ pub(super) struct Multiplier<'a> {
 }
 
 impl Multiplier<'_> {
+    /// Whether rows come to these weights in fixed point, all of them.
+    pub(super) fn fixes(&self, weights: &Packed) -> bool {
+        self.isa.fixes() && weights.is_blocks()
+    }
+
     /// `out = weights rows + bias`, `[rows, panels * 32]`.
-    pub(super) fn store(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+    pub(super) fn store<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [f32]) {
         let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
@@ -60,7 +79,7 @@ impl Multiplier<'_> {
     }
 
     /// `out = out + weights rows + bias`, `[rows, panels * 32]`.
-    pub(super) fn add(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+    pub(super) fn add<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [f32]) {
         let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * PANEL, PANEL, |mut columns| {
@@ -97,7 +116,7 @@ impl Multiplier<'_> {
     }
 
     /// `out = silu(gate) * up` of paired weights, `[rows, panels * 16]`.
-    pub(super) fn gated(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
+    pub(super) fn gated<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [f32]) {
         let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * LANES, LANES, |mut columns| {
@@ -105,8 +124,7 @@ impl Multiplier<'_> {
             let from = columns.range().start;
             for panel in columns.range().step_by(LANES) {
                 for range in blocks(given.rows.count) {
-                    self.tile(weights, panel / LANES, given.part(&range), &mut tile);
-                    self.isa.swiglu(&mut tile, range.len());
+                    self.gate(weights, panel / LANES, given.part(&range), &mut tile);
                     for (row, [result, _]) in range.zip(&tile.0) {
                         columns.row(row)[panel - from..][..LANES].copy_from_slice(result);
                     }
@@ -116,9 +134,50 @@ impl Multiplier<'_> {
         FIXED.set(fixed);
     }
 
+    /// [`gated`](Self::gated) in fixed point, `[rows, panels / 2]`, of an even number of panels: who has computed a
+    /// value fixes it, in the same piece of work.
+    pub(super) fn gated_fixed<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [Fixed]) {
+        let mut fixed = FIXED.take();
+        let given = self.given(weights, rows, &mut fixed);
+        self.pool.columns(out, weights.panels() / 2, 1, |mut columns| {
+            let mut tiles = [Tile::new(), Tile::new()];
+            let from = columns.range().start;
+            for group in columns.range() {
+                for range in blocks(given.rows.count) {
+                    for (half, tile) in tiles.iter_mut().enumerate() {
+                        self.gate(weights, 2 * group + half, given.part(&range), tile);
+                    }
+                    for (at, row) in range.enumerate() {
+                        let values = [tiles[0].0[at][0], tiles[1].0[at][0]];
+                        self.isa.fix(values.as_flattened(), &mut columns.row(row)[group - from..][..1]);
+                    }
+                }
+            }
+        });
+        FIXED.set(fixed);
+    }
+
+    /// One panel of paired weights: `silu(gate) * up` in the first half of the tile.
+    fn gate(&self, weights: &Packed, panel: usize, given: Given<'_>, tile: &mut Tile) {
+        self.tile(weights, panel, given, tile);
+        self.isa.swiglu(tile, given.rows.count);
+    }
+
     /// The rows as these weights want them, in `fixed` if that is fixed point.
-    fn given<'a>(&self, weights: &Packed, rows: Rows<'a>, fixed: &'a mut Vec<Fixed>) -> Given<'a> {
+    fn given<'a, 'r: 'a>(
+        &self,
+        weights: &Packed,
+        rows: impl Into<Operand<'r>>,
+        fixed: &'a mut Vec<Fixed>,
+    ) -> Given<'a> {
         let groups = weights.inputs / GROUP;
+        let rows = match rows.into() {
+            Operand::Plain(rows) => rows,
+            Operand::Fixed(fixed) => {
+                let rows = Rows { values: &[], stride: 0, count: fixed.len() / groups };
+                return Given { rows, fixed, groups };
+            }
+        };
         fixed.clear();
         if self.isa.fixes() && weights.has_blocks() {
             fixed.resize(rows.count * groups, Fixed::ZERO);
@@ -141,7 +200,7 @@ impl Multiplier<'_> {
         &self,
         weights: &Packed,
         given: Given<'_>,
-        columns: &mut Columns<'_>,
+        columns: &mut Columns<'_, f32>,
         then: impl Fn(&mut [f32], &[f32]),
     ) {
         let mut tile = Tile::new();

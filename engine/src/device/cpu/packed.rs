@@ -215,6 +215,11 @@ impl Packed {
         self.panels.iter().any(|(layout, _)| matches!(layout, Layout::Blocks(_)))
     }
 
+    /// Whether all panels are.
+    pub(super) fn is_blocks(&self) -> bool {
+        self.panels.iter().all(|(layout, _)| matches!(layout, Layout::Blocks(_)))
+    }
+
     /// The lines of one panel, and how they are laid out.
     pub(super) fn panel(&self, panel: usize) -> (Layout, &[Line]) {
         let (layout, start) = self.panels[panel];

@@ -177,9 +177,10 @@ impl Pool {
 
     /// Splits the columns of `matrix`, rows of `stride` values, into runs of whole groups of `group` columns
     /// and runs `work` with each. A thread's columns are the same ones for every matrix of this stride.
-    pub(super) fn columns<F>(&self, matrix: &mut [f32], stride: usize, group: usize, work: F)
+    pub(super) fn columns<T, F>(&self, matrix: &mut [T], stride: usize, group: usize, work: F)
     where
-        F: Fn(Columns<'_>) + Sync,
+        T: Send,
+        F: Fn(Columns<'_, T>) + Sync,
     {
         assert!(stride > 0 && group > 0 && stride.is_multiple_of(group), "whole groups of columns");
         let rows = matrix.len() / stride;
@@ -333,22 +334,22 @@ struct Base<T>(*mut T);
 unsafe impl<T: Send> Sync for Base<T> {}
 
 /// Some columns of a matrix, all rows, for one thread alone.
-pub(super) struct Columns<'a> {
-    first: *mut f32,
+pub(super) struct Columns<'a, T> {
+    first: *mut T,
     rows: usize,
     stride: usize,
     range: Range<usize>,
-    matrix: PhantomData<&'a mut [f32]>,
+    matrix: PhantomData<&'a mut [T]>,
 }
 
-impl Columns<'_> {
+impl<T> Columns<'_, T> {
     /// Which columns.
     pub(super) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
     /// Row `row` of these columns.
-    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
+    pub(super) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         // SAFETY: `row < rows` and `range` ends at `stride` at most, so this lies inside the matrix that
         // `Pool::columns` borrows exclusively; it hands out every column once, and `&mut self` keeps two of

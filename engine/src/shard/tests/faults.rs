@@ -142,8 +142,57 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
     std::fs::write(&path, "a file").unwrap();
     assert!(bind().unwrap_err().contains("no socket: it is left alone"));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
-    let missing = Address::Unix(folder.path().join("missing/shard"));
-    assert!(Listener::bind(&missing, false).unwrap_err().to_string().contains("cannot listen"));
+}
+
+/// Each cause with its own remedy, and no other.
+#[test]
+fn what_cannot_be_listened_at_or_connected_to_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| Address::Unix(folder.path().join(name));
+    let bind = |address: &Address| Listener::bind(address, true).unwrap_err().to_string();
+    let connect = |address: &Address| {
+        let link = crate::shard::Link::Listening { address: address.clone(), insecure: true };
+        let limits = Limits { connect: Duration::from_millis(200), ..LIMITS };
+        crate::shard::RemoteShard::connect(link, terms(WHOLE), limits).err().unwrap().to_string()
+    };
+    let ends = |error: String, advice: &str| assert!(error.ends_with(advice), "{error}");
+
+    ends(bind(&at("missing/shard")), "choose a path in a folder that exists");
+    ends(
+        connect(&at("missing/shard")),
+        "start it first with `phasemark shard`, and give both sides the same address",
+    );
+    drop(UnixListener::bind(folder.path().join("left")).unwrap());
+    ends(connect(&at("left")), "start it first with `phasemark shard`, and give both sides the same address");
+
+    let long = at(&"x".repeat(120));
+    ends(bind(&long), "the path of a socket has some 100 bytes at most: choose a shorter one");
+    ends(connect(&long), "the path of a socket has some 100 bytes at most: choose a shorter one");
+
+    // Of another kind than a shard's.
+    let _datagrams = std::os::unix::net::UnixDatagram::bind(folder.path().join("datagrams")).unwrap();
+    ends(
+        connect(&at("datagrams")),
+        "check that this is the address that `phasemark shard` says it listens on",
+    );
+
+    // Its queue is full, and nobody takes anything out of it.
+    let full = folder.path().join("full");
+    let socket = std::os::fd::OwnedFd::from(UnixListener::bind(&full).unwrap());
+    rustix::net::listen(&socket, 0).unwrap();
+    let _waiting = UnixStream::connect(&full).unwrap();
+    ends(connect(&at("full")), "no answer within 0.2 s: it is stopped, overloaded or unreachable");
+
+    ends(bind(&Address::Tcp("192.0.2.1:0".into())), "no interface of this host has that address: check it");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(taken.local_addr().unwrap().to_string());
+    ends(bind(&address), "something else listens there: stop it, or choose another address");
+    // Longer than a name may be: nobody needs to be asked.
+    let nobody = Address::Tcp(format!("{}:7", "x".repeat(300)));
+    for error in [bind(&nobody), connect(&nobody)] {
+        assert!(error.contains("its host cannot be looked up ("), "{error}");
+        ends(error, "check the name");
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ fn bad_requests() -> Vec<(&'static str, u32, u64, Vec<u8>, u32)> {
     const ROWS: u32 = 10;
     const CACHE: u32 = 12;
     const STALE: u32 = 13;
+    const NUMBERS: u32 = 16;
     let good = || good_pass(0, &[1, 2]);
     let pass = |change: fn(&mut PassBody)| {
         let mut body = good();
@@ -46,6 +47,8 @@ fn bad_requests() -> Vec<(&'static str, u32, u64, Vec<u8>, u32)> {
         ("a value too few", PASS, 50, pass(|pass| pass.values.truncate(2 * WIDTH - 1)), LENGTH),
         ("another width", PASS, 50, pass(|pass| pass.width = 4), 4),
         ("another width and rows that fit it", PASS, 50, pass(|pass| (pass.width, pass.rows) = (1, 10)), 4),
+        ("a value that is no number", PASS, 50, pass(|pass| pass.values[WIDTH] = f32::NAN), NUMBERS),
+        ("a value without end", PASS, 50, pass(|pass| pass.values[0] = f32::NEG_INFINITY), NUMBERS),
         ("a path that there is not", PASS, 50, pass(|pass| pass.path = 2), 11),
         ("flags that there are not", PASS, 50, pass(|pass| pass.flags = 4), CACHE),
         ("the end of a generation in a pass", PASS, 50, pass(|pass| pass.flags = 2), CACHE),
@@ -134,10 +137,10 @@ fn a_handshake_that_does_not_agree_is_refused_and_a_better_one_is_taken() {
         (hello(1, 1, FINGERPRINT, all.clone(), 6), 4, "says a hidden state of 6 values and the shard 5"),
         (hello(1, 2, FINGERPRINT, all.clone(), width), 5, "writes hidden state as f32 big endian"),
         (hello(1, 9, FINGERPRINT, all, width), 5, "writes hidden state as type 9"),
-        (good_hello()[..27].to_vec(), 8, "fewer bytes"),
-        ([good_hello(), vec![0]].concat(), 8, "more bytes"),
-        (vec![1, 0], 8, "fewer bytes"),
-        (vec![], 8, "fewer bytes"),
+        (good_hello()[..27].to_vec(), 8, "the parent's part of the handshake has 27 bytes, not 28"),
+        ([good_hello(), vec![0]].concat(), 8, "the parent's part of the handshake has 29 bytes, not 28"),
+        (vec![1, 0], 8, "the parent's part of the handshake has 2 bytes, not 28"),
+        (vec![], 8, "the parent's part of the handshake has 0 bytes, not 28"),
     ];
     let served = serve(WHOLE, Socket::Unix, LIMITS);
     let mut raw = served.raw();

@@ -87,6 +87,12 @@ fn answer(tokens: &[u32]) -> Vec<u8> {
     [words(&[tokens.len() as u32, WIDTH as u32]), values.collect()].concat()
 }
 
+/// An answer with another value in this place of its hidden state.
+fn with_value(mut answer: Vec<u8>, place: usize, value: f32) -> Vec<u8> {
+    answer[8 + 4 * place..][..4].copy_from_slice(&value.to_le_bytes());
+    answer
+}
+
 fn greets(raw: &mut Raw, id: u64) -> bool {
     raw.send(&frame(WELCOME, id, &welcome(CONTEXT)));
     true
@@ -202,6 +208,24 @@ fn an_answer_that_is_wrong_fails_its_request_and_no_other() {
                 true
             },
             "its answer makes no sense: its hidden state has 44 bytes, not 40",
+        ),
+        (
+            "a value that is no number",
+            true,
+            |raw, id| {
+                raw.send(&frame(ANSWER, id, &with_value(answer(&[1, 2]), 4, f32::NAN)));
+                true
+            },
+            "row 0 of the hidden state that it gave is NaN or infinite",
+        ),
+        (
+            "a value without end",
+            true,
+            |raw, id| {
+                raw.send(&frame(ANSWER, id, &with_value(answer(&[1, 2]), 0, f32::INFINITY)));
+                true
+            },
+            "row 0 of the hidden state that it gave is NaN or infinite",
         ),
         (
             "nothing in it",
@@ -369,6 +393,32 @@ fn a_late_answer_to_a_request_that_was_given_up_is_dropped() {
 }
 
 #[test]
+fn what_a_shard_said_before_it_closed_is_heard_though_nothing_can_be_sent_to_it() {
+    static CLOSED: AtomicBool = AtomicBool::new(false);
+    let fake = fake(greets, 1, |raw, id| {
+        raw.send(&frame(ANSWER, id, &answer(&[7])));
+        raw.send(&frame(ERROR, 0, &[&14_u32.to_le_bytes()[..], b"my disk is full"].concat()));
+        raw.0.shutdown(std::net::Shutdown::Both).unwrap();
+        CLOSED.store(true, SeqCst);
+        false
+    });
+    let mut remote = fake.connect(LIMITS).unwrap();
+    let hidden = [1.0; WIDTH];
+    let mut pass = Pass {
+        input: Input::Hidden(&hidden),
+        start: 0,
+        phase: Phase::Decode,
+        path: Path::Decode,
+        want: Want::Hidden,
+    };
+    remote.forward(&pass, &mut Answer::default()).unwrap();
+    until(&CLOSED);
+    pass.start = 1;
+    let error = remote.forward(&pass, &mut Answer::default()).unwrap_err().to_string();
+    assert_eq!(error, format!("shard 0..{LAYERS} at {}: my disk is full", fake.address));
+}
+
+#[test]
 fn a_shard_that_is_not_the_one_looked_for_is_refused() {
     static GIVEN_UP: AtomicBool = AtomicBool::new(false);
     let cases: &[(&str, Misdeed, &str)] = &[
@@ -430,7 +480,7 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(&frame(WELCOME, id, &welcome(96)[..30]));
                 false
             },
-            "its part of the handshake has 30 bytes, not 36",
+            "the shard's part of the handshake has 30 bytes, not 36",
         ),
         (
             "another kind",
@@ -454,7 +504,7 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(b"SSH-2.0-OpenSSH_9.6 and some more bytes than a head has");
                 false
             },
-            "the connection broke: what came is no frame of this protocol: it begins with \"SSH-\"",
+            "no handshake (what came is no frame of this protocol: it begins with \"SSH-\"",
         ),
         (
             "a welcome without end",
@@ -462,16 +512,20 @@ fn a_shard_that_is_not_the_one_looked_for_is_refused() {
                 raw.send(&head(WELCOME, id, 4097));
                 false
             },
-            "the connection broke: what came is no frame of this protocol: its body would have 4097 bytes",
+            "no handshake (what came is no frame of this protocol: its body would have 4097 bytes",
         ),
-        ("death", |_, _| false, "the connection broke: "),
+        (
+            "death",
+            |_, _| false,
+            "no handshake (the connection was closed by the other side): see that it is `phasemark shard` which listens there",
+        ),
         (
             "silence",
             |_, _| {
                 until(&GIVEN_UP);
                 false
             },
-            "no answer within 1 s",
+            "no answer within 1 s: it still reads its weights (when it is ready it says so), or it is stopped",
         ),
     ];
     for (what, greet, says) in cases {

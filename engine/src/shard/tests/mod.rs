@@ -6,5 +6,6 @@
 mod faults;
 mod hostile_client;
 mod hostile_shard;
+mod numbers;
 mod output;
 mod rig;

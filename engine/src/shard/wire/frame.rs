@@ -194,6 +194,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Says that nothing more will be sent; what comes can still be read.
+    pub(in crate::shard) fn end_sending(&self) {
+        self.stream.end_sending();
+    }
+
     /// Closes, but lets what was sent arrive: a socket closed with bytes unread may lose it.
     pub(in crate::shard) fn part(mut self, wait: &mut impl Wait, linger: Duration) {
         self.stream.end_sending();

@@ -2,14 +2,17 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Instant;
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::message::{Code, Refusal};
+use super::frame::Connection;
+use super::message::{Code, Judged, Refusal};
+use super::stream::{Fault, Wait};
 
 /// The protocol that is spoken here. Another number means that nothing but the heads of frames is known.
-pub(in crate::shard) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 
 /// How hidden state is written: as this machine holds an `f32`, so that nothing is converted. Two machines
 /// of different byte orders see it here.
@@ -68,9 +71,6 @@ impl Hello {
     pub(in crate::shard) fn agree(&self, terms: &Terms, whose: Side) -> Result<(), Refusal> {
         let ours = Hello::new(terms);
         let refuse = |code, text: fmt::Arguments<'_>| Err(Refusal::new(code, text.to_string()));
-        if self.version != ours.version {
-            return Err(other_version(self.version.get(), whose));
-        }
         let (theirs, mine) = whose.names();
         if self.dtype != ours.dtype {
             let name = |dtype: U32| match dtype.get() {
@@ -118,13 +118,35 @@ impl Hello {
     }
 }
 
-/// A version that this side does not speak.
-pub(in crate::shard) fn other_version(version: u32, whose: Side) -> Refusal {
+/// Reads what `whose` side said of itself, a [`Hello`] or a [`Welcome`]. The version comes first in both: of another one
+/// nothing else is known, not even the length.
+pub(in crate::shard) fn read<T: FromBytes + IntoBytes>(
+    connection: &mut Connection,
+    whose: Side,
+    wait: &mut impl Wait,
+    over: Instant,
+) -> Result<Judged<T>, Fault> {
     let (theirs, mine) = whose.names();
-    let text = format!(
-        "{theirs} speaks version {version} of the protocol and {mine} version {VERSION}: use one build of phasemark on both sides"
-    );
-    Refusal::new(Code::Version, text)
+    let (left, expected) = (connection.left(), size_of::<T>() as u64);
+    let mut said = T::new_zeroed();
+    if let Some((first, rest)) = said.as_mut_bytes().split_first_chunk_mut()
+        && left >= first.len() as u64
+    {
+        connection.take(first, wait, over)?;
+        let version = u32::from_le_bytes(*first);
+        if version != VERSION {
+            let text = format!(
+                "{theirs} speaks version {version} of the protocol and {mine} version {VERSION}: use one build of phasemark on both sides"
+            );
+            return Ok(Err(Refusal::new(Code::Version, text)));
+        }
+        if left == expected {
+            connection.take(rest, wait, over)?;
+            return Ok(Ok(said));
+        }
+    }
+    let text = format!("{theirs}'s part of the handshake has {left} bytes, not {expected}");
+    Ok(Err(Refusal::new(Code::Length, text)))
 }
 
 /// Which side said something.

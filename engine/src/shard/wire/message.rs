@@ -46,6 +46,8 @@ pub(in crate::shard) enum Code {
     Device = 14,
     /// No frame at all.
     Framing = 15,
+    /// Hidden state that is no numbers.
+    Numbers = 16,
 }
 
 /// Why a request is refused, as a code and as a sentence.
@@ -181,7 +183,7 @@ pub(in crate::shard) fn fields<T: FromBytes + IntoBytes>(
 }
 
 /// A body of another length than its fields say.
-pub(in crate::shard) fn length(has: u64, expected: u64) -> Refusal {
+fn length(has: u64, expected: u64) -> Refusal {
     let more = if has < expected { "fewer" } else { "more" };
     Refusal::new(
         Code::Length,

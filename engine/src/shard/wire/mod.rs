@@ -27,7 +27,10 @@
 //! statistics before it answers. A pass with `keep` 0 starts a generation on an empty cache, whatever the
 //! one before it left.
 //!
-//! `phases` counts the phase values that follow and is 1: a pass has exactly one phase.
+//! `phases` counts the phase values that follow and is 1: a pass has exactly one phase. Hidden state is numbers: NaN and
+//! infinity are refused by a shard and failed by a parent, as any other wrong meaning.
+//!
+//! An error with id 0 answers no request: a shard says why it closes or turns away, a child also why it leaves.
 //!
 //! # What is judged where
 //!
