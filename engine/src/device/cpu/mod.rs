@@ -31,6 +31,8 @@ mod lanes;
 mod layer;
 mod multiply;
 mod packed;
+#[cfg(test)]
+mod packed_tests;
 #[allow(unsafe_code)]
 mod pool;
 mod shard;
