@@ -128,3 +128,53 @@ fn weights_of_16_bits_take_no_more_room_than_in_the_file_unless_a_panel_has_two_
         assert_eq!(bits(&row), bits(&vec![1.0; inputs]), "output {output}");
     }
 }
+
+#[test]
+#[ignore]
+fn speed() {
+    let pool = Pool::new(1);
+    let (outputs, inputs) = (512, 2048);
+    let x = noise(6 * inputs);
+    for isa in Isa::all() {
+        for count in [1, 4, 6] {
+            let mut packs = Vec::new();
+            for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+                let bytes: Vec<u8> = match dtype {
+                    Dtype::Bf16 => noise(outputs * inputs)
+                        .iter()
+                        .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+                        .collect(),
+                    Dtype::F16 => {
+                        noise(outputs * inputs).iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
+                    }
+                    _ => noise(outputs * inputs).iter().flat_map(|v| v.to_le_bytes()).collect(),
+                };
+                packs.push(Packed::stacked(
+                    &pool,
+                    &[Matrix { dtype, bytes: &bytes, outputs, inputs, bias: None }],
+                ));
+            }
+            let mut times = vec![Vec::new(); 3];
+            let mut out = vec![0.0; count * outputs];
+            for _ in 0..41 {
+                for (times, packed) in times.iter_mut().zip(&packs) {
+                    let start = std::time::Instant::now();
+                    Multiplier { pool: &pool, isa }.store(
+                        packed,
+                        Rows { values: &x, stride: inputs, count },
+                        &mut out,
+                    );
+                    times.push(start.elapsed().as_micros());
+                }
+            }
+            let medians: Vec<_> = times
+                .iter_mut()
+                .map(|t| {
+                    t.sort();
+                    (t[20], t[4])
+                })
+                .collect();
+            eprintln!("{isa:?} {count} rows: bf16, f16, f32 (median, low) us {medians:?}");
+        }
+    }
+}

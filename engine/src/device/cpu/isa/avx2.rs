@@ -96,13 +96,20 @@ unsafe fn pair<const F16: bool>(line: *const Line) -> [[__m256; 2]; 2] {
     // SAFETY: a line is 64 bytes, aligned to 64.
     unsafe {
         if F16 {
-            let quarter = |at| _mm256_cvtph_ps(_mm_load_si128(line.cast::<__m128i>().add(at)));
-            return [[quarter(0), quarter(1)], [quarter(2), quarter(3)]];
+            let quarters = line.cast::<__m128i>();
+            let even = [_mm_load_si128(quarters), _mm_load_si128(quarters.add(1))];
+            let odd = [_mm_load_si128(quarters.add(2)), _mm_load_si128(quarters.add(3))];
+            return [
+                [_mm256_cvtph_ps(even[0]), _mm256_cvtph_ps(even[1])],
+                [_mm256_cvtph_ps(odd[0]), _mm256_cvtph_ps(odd[1])],
+            ];
         }
         let (bits, high) = (load(line), _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+        let even = [_mm256_slli_epi32::<16>(bits[0]), _mm256_slli_epi32::<16>(bits[1])];
+        let odd = [_mm256_and_si256(bits[0], high), _mm256_and_si256(bits[1], high)];
         [
-            bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))),
-            bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, high))),
+            [_mm256_castsi256_ps(even[0]), _mm256_castsi256_ps(even[1])],
+            [_mm256_castsi256_ps(odd[0]), _mm256_castsi256_ps(odd[1])],
         ]
     }
 }

@@ -85,12 +85,14 @@ unsafe fn pair<const F16: bool>(line: *const Line) -> [__m512; 2] {
     // SAFETY: a line is 64 bytes, aligned to 64.
     unsafe {
         if F16 {
-            return [0, 1]
-                .map(|parity| _mm512_cvtph_ps(_mm256_load_si256(line.cast::<__m256i>().add(parity))));
+            let halves = line.cast::<__m256i>();
+            let (even, odd) = (_mm256_load_si256(halves), _mm256_load_si256(halves.add(1)));
+            return [_mm512_cvtph_ps(even), _mm512_cvtph_ps(odd)];
         }
         let bits = _mm512_load_si512(line.cast());
         let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-        [_mm512_slli_epi32::<16>(bits), _mm512_and_si512(bits, high)].map(|bits| _mm512_castsi512_ps(bits))
+        let (even, odd) = (_mm512_slli_epi32::<16>(bits), _mm512_and_si512(bits, high));
+        [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
     }
 }
 
@@ -110,7 +112,7 @@ unsafe fn pairs<const R: usize, const F16: bool>(
         prefetch(lines, 2 * at + 1);
         // SAFETY: a panel has two lines a pair, and each row two values.
         unsafe {
-            let [first, second] = [0, 1].map(|half| pair::<F16>(lines.add(2 * at + half)));
+            let (first, second) = (pair::<F16>(lines.add(2 * at)), pair::<F16>(lines.add(2 * at + 1)));
             add(&mut sums, 0, [first[0], second[0]], x.add(2 * at), stride);
             add(&mut sums, 1, [first[1], second[1]], x.add(2 * at + 1), stride);
         }
@@ -118,7 +120,7 @@ unsafe fn pairs<const R: usize, const F16: bool>(
     if inputs % 2 == 1 {
         // SAFETY: the last, half filled pair of lines, and each row's last value.
         unsafe {
-            let even = [0, 1].map(|half| pair::<F16>(lines.add(inputs - 1 + half))[0]);
+            let even = [pair::<F16>(lines.add(inputs - 1))[0], pair::<F16>(lines.add(inputs))[0]];
             add(&mut sums, 0, even, x.add(inputs - 1), stride);
         }
     }
