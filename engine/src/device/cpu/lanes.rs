@@ -37,22 +37,23 @@ fn exp(x: f32) -> f32 {
     if tiny { 0.0 } else { value }
 }
 
-/// An IEEE half as `f32`: exact, a NaN made quiet, as processors do it.
+/// The `f32` that the bits of an IEEE half mean: exact, a NaN made quiet, as processors do it.
 #[inline(always)]
-pub(super) fn widen(half: u16) -> f32 {
+pub(super) fn widen(half: u32) -> f32 {
     /// What a half's exponent needs to be that of a single.
     const REBIAS: u32 = (127 - 15) << 23;
     /// 2^-14, the smallest normal half.
     const SMALLEST: u32 = REBIAS + (1 << 23);
-    let magnitude = u32::from(half & 0x7fff) << 13;
+    /// Infinity before the exponent is put right.
+    const INFINITY: u32 = 0x7c00 << 13;
+    let magnitude = (half & 0x7fff) << 13;
     // Below the normal numbers there is no hidden bit: it is put there and taken away as a number.
     let subnormal = f32::from_bits(magnitude | SMALLEST) - f32::from_bits(SMALLEST);
     let normal = magnitude + REBIAS;
-    let special = normal + REBIAS;
-    let quiet = if magnitude > 0x7c00 << 13 { special | 1 << 22 } else { special };
+    let rebias = if magnitude >= INFINITY { REBIAS } else { 0 };
+    let quiet = if magnitude > INFINITY { 1 << 22 } else { 0 };
     let bits = if magnitude < 1 << 23 { subnormal.to_bits() } else { normal };
-    let bits = if magnitude >= 0x7c00 << 13 { quiet } else { bits };
-    f32::from_bits(bits | u32::from(half & 0x8000) << 16)
+    f32::from_bits(bits + rebias | quiet | (half & 0x8000) << 16)
 }
 
 /// `gate * sigmoid(gate) * up`, in place of `gate`.
@@ -143,7 +144,7 @@ mod tests {
     fn every_half_widens_to_the_bits_that_another_implementation_gives() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits).to_f32();
-            assert_eq!(widen(bits).to_bits(), expected.to_bits(), "{bits:#06x}");
+            assert_eq!(widen(u32::from(bits)).to_bits(), expected.to_bits(), "{bits:#06x}");
         }
     }
 

@@ -29,13 +29,21 @@ impl Line {
     /// Half `at` of the 32 in the line.
     #[inline]
     fn half(&self, at: usize) -> f32 {
-        lanes::widen((self.0[at / 2] >> (at % 2 * 16)) as u16)
+        lanes::widen(self.0[at / 2] >> (at % 2 * 16) & 0xffff)
     }
 
     /// One of the two sixteens of halves in the line.
     #[inline]
     pub(super) fn halves(&self, which: usize) -> Lanes {
-        std::array::from_fn(|lane| self.half(which * LANES + lane))
+        let mut halves = [0; LANES];
+        for (pair, bits) in halves.chunks_exact_mut(2).zip(&self.0[which * LANES / 2..]) {
+            (pair[0], pair[1]) = (bits & 0xffff, bits >> 16);
+        }
+        let mut values = [0.0; LANES];
+        for (value, half) in values.iter_mut().zip(halves) {
+            *value = lanes::widen(half);
+        }
+        values
     }
 
     /// Puts a half where a zero is.

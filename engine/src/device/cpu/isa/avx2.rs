@@ -86,31 +86,28 @@ fn prefetch(lines: *const Line, at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(at + AHEAD).cast());
 }
 
-/// The weights of both inputs of a pair, `f16` or else `bf16`.
+/// The weights of one input of a pair, the even or the odd one, `f16` or else `bf16`.
 ///
 /// # Safety
 /// `line` is one.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn pair<const F16: bool>(line: *const Line) -> [[__m256; 2]; 2] {
+unsafe fn input<const F16: bool, const ODD: bool>(line: *const Line) -> [__m256; 2] {
     // SAFETY: a line is 64 bytes, aligned to 64.
     unsafe {
         if F16 {
-            let quarters = line.cast::<__m128i>();
-            let even = [_mm_load_si128(quarters), _mm_load_si128(quarters.add(1))];
-            let odd = [_mm_load_si128(quarters.add(2)), _mm_load_si128(quarters.add(3))];
-            return [
-                [_mm256_cvtph_ps(even[0]), _mm256_cvtph_ps(even[1])],
-                [_mm256_cvtph_ps(odd[0]), _mm256_cvtph_ps(odd[1])],
-            ];
+            let quarters = line.cast::<__m128i>().add(if ODD { 2 } else { 0 });
+            let (first, second) = (_mm_load_si128(quarters), _mm_load_si128(quarters.add(1)));
+            return [_mm256_cvtph_ps(first), _mm256_cvtph_ps(second)];
         }
-        let (bits, high) = (load(line), _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
-        let even = [_mm256_slli_epi32::<16>(bits[0]), _mm256_slli_epi32::<16>(bits[1])];
-        let odd = [_mm256_and_si256(bits[0], high), _mm256_and_si256(bits[1], high)];
-        [
-            [_mm256_castsi256_ps(even[0]), _mm256_castsi256_ps(even[1])],
-            [_mm256_castsi256_ps(odd[0]), _mm256_castsi256_ps(odd[1])],
-        ]
+        let [first, second] = load(line);
+        let (first, second) = if ODD {
+            let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            (_mm256_and_si256(first, high), _mm256_and_si256(second, high))
+        } else {
+            (_mm256_slli_epi32::<16>(first), _mm256_slli_epi32::<16>(second))
+        };
+        [_mm256_castsi256_ps(first), _mm256_castsi256_ps(second)]
     }
 }
 
@@ -130,15 +127,15 @@ unsafe fn pairs<const R: usize, const F16: bool>(
         prefetch(lines, 2 * at);
         // SAFETY: a half panel has every second line, one a pair, and each row two values.
         unsafe {
-            let [even, odd] = pair::<F16>(lines.add(2 * at));
-            add(&mut sums, 0, even, x.add(2 * at), stride);
-            add(&mut sums, 1, odd, x.add(2 * at + 1), stride);
+            let line = lines.add(2 * at);
+            add(&mut sums, 0, input::<F16, false>(line), x.add(2 * at), stride);
+            add(&mut sums, 1, input::<F16, true>(line), x.add(2 * at + 1), stride);
         }
     }
     if inputs % 2 == 1 {
         // SAFETY: the last, half filled line, and each row's last value.
         unsafe {
-            let [even, _] = pair::<F16>(lines.add(inputs - 1));
+            let even = input::<F16, false>(lines.add(inputs - 1));
             add(&mut sums, 0, even, x.add(inputs - 1), stride);
         }
     }
