@@ -1,4 +1,5 @@
-//! AVX2 with FMA and half-precision conversion: half a panel is two registers, so that three rows of half a panel keep 12 sums.
+//! AVX2 with FMA and half-precision conversion: half a panel is two registers. Three rows of half a panel
+//! keep 12 sums, which leaves enough for weights of `f32`; two inputs of 16 bits at a time need more, and get two rows.
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_HINT_T0, _mm_load_si128, _mm_prefetch, _mm256_add_ps, _mm256_and_si256,
@@ -10,9 +11,6 @@ use super::super::lanes;
 use super::super::packed::{Kind, Line};
 use super::{AHEAD, Rows, Tile};
 
-/// Rows at a time.
-const ROWS: usize = 3;
-
 /// See [`Isa::tile`](super::Isa::tile).
 ///
 /// # Safety
@@ -20,19 +18,21 @@ const ROWS: usize = 3;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, tile: &mut Tile) {
     let stride = rows.stride;
-    for from in (0..rows.count).step_by(ROWS) {
-        let out = &mut tile.0[from..rows.count.min(from + ROWS)];
+    let most = match kind {
+        Kind::Bf16 | Kind::F16 => 2,
+        Kind::F32 => 3,
+    };
+    for from in (0..rows.count).step_by(most) {
+        let out = &mut tile.0[from..rows.count.min(from + most)];
         for half in 0..2 {
             // SAFETY: the caller's promise, handed on for these rows and this half.
             unsafe {
                 let (lines, x) = (panel.as_ptr().add(half), rows.values.as_ptr().add(from * stride));
                 match (kind, out.len()) {
                     (Kind::Bf16, 1) => pairs::<1, false>(lines, inputs, x, stride, half, out),
-                    (Kind::Bf16, 2) => pairs::<2, false>(lines, inputs, x, stride, half, out),
-                    (Kind::Bf16, _) => pairs::<3, false>(lines, inputs, x, stride, half, out),
+                    (Kind::Bf16, _) => pairs::<2, false>(lines, inputs, x, stride, half, out),
                     (Kind::F16, 1) => pairs::<1, true>(lines, inputs, x, stride, half, out),
-                    (Kind::F16, 2) => pairs::<2, true>(lines, inputs, x, stride, half, out),
-                    (Kind::F16, _) => pairs::<3, true>(lines, inputs, x, stride, half, out),
+                    (Kind::F16, _) => pairs::<2, true>(lines, inputs, x, stride, half, out),
                     (Kind::F32, 1) => f32::<1>(lines, inputs, x, stride, half, out),
                     (Kind::F32, 2) => f32::<2>(lines, inputs, x, stride, half, out),
                     (Kind::F32, _) => f32::<3>(lines, inputs, x, stride, half, out),

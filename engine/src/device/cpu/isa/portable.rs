@@ -4,42 +4,30 @@
 
 use super::super::lanes::Lanes;
 use super::super::packed::{Kind, LANES, Line};
-use super::{Rows, Tile};
+use super::{Rows, TILE_ROWS, Tile};
 
-/// See [`Isa::tile`](super::Isa::tile).
+/// See [`Isa::tile`](super::Isa::tile). Weights are widened once for all rows.
 pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, tile: &mut Tile) {
-    for (row, out) in tile.0[..rows.count].iter_mut().enumerate() {
-        let x = &rows.values[row * rows.stride..][..inputs];
-        let (pairs, last) = x.as_chunks::<2>();
-        for (half, out) in out.iter_mut().enumerate() {
-            let (mut even, mut odd) = ([0.0; LANES], [0.0; LANES]);
-            for (pair, x) in pairs.iter().enumerate() {
-                match kind {
-                    Kind::Bf16 => {
-                        let line = &panel[2 * pair + half];
-                        add(&mut even, widen(line, |bits| bits << 16), x[0]);
-                        add(&mut odd, widen(line, |bits| bits & 0xffff_0000), x[1]);
-                    }
-                    Kind::F16 => {
-                        let line = &panel[2 * pair + half];
-                        add(&mut even, line.halves(0), x[0]);
-                        add(&mut odd, line.halves(1), x[1]);
-                    }
-                    Kind::F32 => {
-                        add(&mut even, widen(&panel[4 * pair + half], |bits| bits), x[0]);
-                        add(&mut odd, widen(&panel[4 * pair + 2 + half], |bits| bits), x[1]);
-                    }
+    for half in 0..2 {
+        // By row and parity of the input.
+        let mut sums = [[[0.0; LANES]; 2]; TILE_ROWS];
+        for input in 0..inputs {
+            let (pair, parity) = (input / 2, input % 2);
+            let weights = match (kind, parity) {
+                (Kind::Bf16, 0) => widen(&panel[2 * pair + half], |bits| bits << 16),
+                (Kind::Bf16, _) => widen(&panel[2 * pair + half], |bits| bits & 0xffff_0000),
+                (Kind::F16, _) => panel[2 * pair + half].halves(parity),
+                (Kind::F32, _) => widen(&panel[2 * input + half], |bits| bits),
+            };
+            for (row, sums) in sums[..rows.count].iter_mut().enumerate() {
+                let x = rows.values[row * rows.stride + input];
+                for (sum, weight) in sums[parity].iter_mut().zip(weights) {
+                    *sum += weight * x;
                 }
             }
-            if let &[x] = last {
-                let weights = match kind {
-                    Kind::Bf16 => widen(&panel[2 * pairs.len() + half], |bits| bits << 16),
-                    Kind::F16 => panel[2 * pairs.len() + half].halves(0),
-                    Kind::F32 => widen(&panel[4 * pairs.len() + half], |bits| bits),
-                };
-                add(&mut even, weights, x);
-            }
-            *out = std::array::from_fn(|lane| even[lane] + odd[lane]);
+        }
+        for ([even, odd], out) in sums[..rows.count].iter().zip(&mut tile.0) {
+            out[half] = std::array::from_fn(|lane| even[lane] + odd[lane]);
         }
     }
 }
@@ -47,11 +35,4 @@ pub(super) fn tile(kind: Kind, panel: &[Line], inputs: usize, rows: Rows<'_>, ti
 #[inline]
 fn widen(line: &Line, bits: impl Fn(u32) -> u32) -> Lanes {
     line.0.map(|lane| f32::from_bits(bits(lane)))
-}
-
-#[inline]
-fn add(sum: &mut Lanes, weights: Lanes, x: f32) {
-    for (sum, weight) in sum.iter_mut().zip(weights) {
-        *sum += weight * x;
-    }
 }
