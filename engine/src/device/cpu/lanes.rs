@@ -53,7 +53,7 @@ pub(super) fn widen(half: u32) -> f32 {
     let rebias = if magnitude >= INFINITY { REBIAS } else { 0 };
     let quiet = if magnitude > INFINITY { 1 << 22 } else { 0 };
     let bits = if magnitude < 1 << 23 { subnormal.to_bits() } else { normal };
-    f32::from_bits(bits + rebias | quiet | (half & 0x8000) << 16)
+    f32::from_bits((bits + rebias) | quiet | (half & 0x8000) << 16)
 }
 
 /// `gate * sigmoid(gate) * up`, in place of `gate`.
