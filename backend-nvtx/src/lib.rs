@@ -289,7 +289,7 @@ fn stop_on(domain: sys::Domain, local: &Local, id: u64) {
     if local.shard.is_own() {
         TALLY.popped(&local.shard, 1);
         // Last, so that nothing has to be kept for after it.
-        sys::end(domain, if id == ID_ZERO { 0 } else { id });
+        sys::end(domain, of_the_tool(id));
     } else {
         stop_elsewhere(domain, local, id);
     }
@@ -299,7 +299,7 @@ fn stop_on(domain: sys::Domain, local: &Local, id: u64) {
 #[inline(never)]
 fn stop_elsewhere(domain: sys::Domain, local: &Local, id: u64) {
     TALLY.popped(&local.shard, 1);
-    sys::end(domain, if id == ID_ZERO { 0 } else { id });
+    sys::end(domain, of_the_tool(id));
 }
 
 /// Tells a tool that has just attached who we are.
@@ -314,6 +314,12 @@ fn introduce(source: Source) -> Tool {
 /// No tool answers with this id, which in C reads as -1. It stands for the id 0, which is one like any
 /// other to a tool and "not taken" to us.
 const ID_ZERO: u64 = u64::MAX;
+
+/// The tool's own id of one that we gave out.
+#[inline]
+const fn of_the_tool(id: u64) -> u64 {
+    if id == ID_ZERO { 0 } else { id }
+}
 
 impl Marker for Nvtx {
     fn name(&self) -> &'static str {

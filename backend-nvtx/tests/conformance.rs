@@ -9,7 +9,6 @@ mod shim;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::sync::Mutex;
-use std::time::Duration;
 
 use backend_nvtx::Nvtx;
 use marker_core::Detail;
@@ -67,8 +66,6 @@ fn scene_conformance() {
 #[test]
 fn the_contract_is_kept_whatever_the_tool_wants() {
     let shim = Shim::new();
-    // The suite's hundred thousand labels are written down each: more than a child's usual time.
-    let limit = Duration::from_mins(1);
     let environments: [&[(&str, &str)]; 5] = [
         &[],
         &[("SHIM_PUSH", "7")],
@@ -79,13 +76,13 @@ fn the_contract_is_kept_whatever_the_tool_wants() {
     for environment in environments {
         let mut scene = shim.scene("scene_conformance");
         scene.env("SHIM_WITNESS", "1").envs(environment.iter().copied());
-        let (ended, _) = shim.run_within(&mut scene, limit);
+        let (ended, _) = shim.run(&mut scene);
         assert_eq!(ended.told(), ["attached: true"], "{environment:?}");
     }
 }
 
 #[test]
 fn the_contract_is_kept_when_nobody_hears() {
-    let ended = child::run(&mut child::scene("scene_conformance"), Duration::from_mins(1)).well();
+    let ended = child::run(&mut child::scene("scene_conformance"), child::LIMIT).well();
     assert_eq!(ended.told(), ["attached: false"]);
 }

@@ -157,7 +157,7 @@ impl Roctx {
 
     /// The id, 0 if it did not take. A number and not a [`SpanId`], which is returned through memory and was copied there:
     /// by halves, of which the first is what two stores had just written, and such a load waits for the stores to reach
-    /// the cache, half as long as all else together.
+    /// the cache.
     #[inline(never)]
     fn start_on(&self, local: &Local, label: &Label) -> u64 {
         if !self.gate.enter() {
@@ -182,7 +182,7 @@ impl Roctx {
         self.api.stop(id);
     }
 
-    /// Of a range that the gate counts, or on a thread that has no place to count in yet.
+    /// Of a range that the gate counts, or on a thread that has no place of its own to count in.
     #[cold]
     #[inline(never)]
     fn stop_counted(&self, local: &Local, id: u64) {

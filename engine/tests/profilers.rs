@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 #[path = "../../backend-nvtx/tests/nsys/mod.rs"]
 mod nsys;
@@ -14,12 +13,9 @@ mod nsys;
 #[path = "../../backend-roctx/tests/roctx/shim.rs"]
 mod shim;
 
-use nsys::child::{self, Ended};
+use nsys::child::{self, Ended, LIMIT};
 use nsys::{Kind, Recording};
 use serde_json::Value;
-
-/// A generation on a busy machine.
-const LIMIT: Duration = Duration::from_mins(1);
 
 const LEAF: &str = "ds4.layer_range";
 const WHOLE: &str = "layer_begin=0 layer_end=8 device=0";

@@ -27,7 +27,7 @@ use std::thread;
 use std::vec::Vec;
 
 use crate::{
-    Counters, Detail, Fields, Label, Marker, Markers, Range, Scope, Span, SpanId, Token, intern, range,
+    Counters, Detail, Fields, LANES, Label, Marker, Markers, Range, Scope, Span, SpanId, Token, intern, range,
 };
 
 /// One call that reached the tool and that the tool took.
@@ -95,6 +95,7 @@ pub fn check(marker: &'static dyn Marker, expect: Expect, witness: Option<&dyn W
         a_thread_dies_with_an_open_range,
         deep_nesting,
         spans_cross_threads,
+        ids_of_others_are_left_alone,
         a_future_keeps_one_span,
         labels_of_every_size,
         marks,
@@ -395,6 +396,19 @@ fn spans_cross_threads(bench: &Bench<'_>) {
     if let Some(seen) = seen {
         assert!(!seen.iter().any(|s| matches!(s.call, Call::Push | Call::Pop)), "{name}: kinds were mixed");
     }
+}
+
+/// A backend has the first lane of an id to itself: what a fan-out keeps in the others is not for it to stop.
+fn ids_of_others_are_left_alone(bench: &Bench<'_>) {
+    let marker = bench.marker;
+    bench.case("ids of others are left alone", Opens { spans: 1, ..Opens::default() }, |_| {
+        let span = marker.start(lasting("own"));
+        let stop_others = || (1..LANES).for_each(|lane| marker.stop(SpanId::NOT_TAKEN.with_lane(lane, span)));
+        stop_others();
+        // Also where a stop is the first that a thread does.
+        thread::scope(|threads| drop(threads.spawn(stop_others)));
+        marker.stop((1..LANES).fold(span, |all, lane| all.with_lane(lane, span)));
+    });
 }
 
 fn a_future_keeps_one_span(bench: &Bench<'_>) {

@@ -20,6 +20,8 @@ enum Fault {
     TrustsTheGuards,
     NeverPops,
     StopsTwice,
+    /// Takes any lane of an id for its own.
+    StopsForOthers,
     ForgetsTheText,
 }
 
@@ -94,7 +96,7 @@ impl Marker for Model {
         SpanId::new(id)
     }
     fn stop(&self, span: SpanId) {
-        if span.is_taken() {
+        if span.id() != 0 || self.fault == Fault::StopsForOthers && span.is_taken() {
             let times = if self.fault == Fault::StopsTwice { 2 } else { 1 };
             (0..times).for_each(|_| self.see(Call::Stop(span.id()), None));
             SHARD.with(|s| self.tally.popped(s, 1));
@@ -120,7 +122,13 @@ fn a_right_backend_passes_with_and_without_a_witness() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in [Fault::TrustsTheGuards, Fault::NeverPops, Fault::StopsTwice, Fault::ForgetsTheText] {
+    for fault in [
+        Fault::TrustsTheGuards,
+        Fault::NeverPops,
+        Fault::StopsTwice,
+        Fault::StopsForOthers,
+        Fault::ForgetsTheText,
+    ] {
         assert!(!passes(fault, Expect::TAKEN), "{fault:?} went unnoticed");
     }
     assert!(!passes(Fault::PopsWhatDidNotTake, Expect { push: false, start: true }));

@@ -110,18 +110,23 @@ fn address_sanitizer() -> Step {
 }
 
 /// A package and its tests built by themselves, since in the workspace cargo unites the features that others ask for.
+/// Once also without its tests, since cargo unites what they ask for too: marker-core's ask for `enabled`.
 fn feature_steps(package: &Package) -> Vec<Step> {
     let name = &package.name;
+    let check = |title, arguments: &str| {
+        let check = format!("clippy --package {name} --no-default-features {arguments}-- -D warnings");
+        Step::cargo(title, &check)
+    };
     let of_set = |set: Vec<&str>| {
         let (title, features) = match set.len() {
             0 => (format!("{name} without features"), String::new()),
             _ => (format!("{name} with {}", set.join(" and ")), format!("--features {} ", set.join(","))),
         };
-        let check =
-            format!("clippy --package {name} --no-default-features {features}--all-targets -- -D warnings");
-        Step::cargo(title, &check)
+        check(title, &format!("{features}--all-targets "))
     };
-    package.feature_sets().into_iter().map(of_set).collect()
+    let mut steps = vec![check(format!("{name} without features and tests"), "")];
+    steps.extend(package.feature_sets().into_iter().map(of_set));
+    steps
 }
 
 /// Takes the steps, up to the first that fails.
@@ -170,6 +175,8 @@ mod tests {
             );
             assert!(steps.contains(&step), "{step} is not in {steps:#?}");
         }
+        let bare = "cargo clippy --package engine --no-default-features -- -D warnings".to_owned();
+        assert!(steps.contains(&bare), "without what its tests ask for: {steps:#?}");
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -49,13 +48,8 @@ impl Shim {
     /// Runs a scene to its end, which must be a good one.
     #[track_caller]
     pub(crate) fn run(&self, scene: &mut Command) -> (Ended, Log) {
-        self.run_within(scene, child::LIMIT)
-    }
-
-    #[track_caller]
-    pub(crate) fn run_within(&self, scene: &mut Command, limit: Duration) -> (Ended, Log) {
         let _ = std::fs::remove_file(&self.log);
-        let ended = child::run(scene, limit);
+        let ended = child::run(scene, child::LIMIT);
         let log = Log(std::fs::read_to_string(&self.log).unwrap_or_default());
         assert!(ended.status.success(), "{}\n--- last heard\n{}", ended.how(), log.last());
         (ended, log)

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
-use backend_roctx::Roctx;
+use backend_roctx::{PauseError, Roctx};
 use marker_core::conformance::{self, Call, Expect, Seen, Witness};
 use marker_core::{Detail, Label, Marker, Markers, range};
 
@@ -43,11 +43,22 @@ fn runs_the_suite() {
     if !child::is(SUITE) {
         return;
     }
-    let roctx = ROCTX.get_or_init(|| child::search().load().unwrap());
+    let pausable = std::env::var_os("ROCTX_TEST_PAUSABLE").is_some();
+    let search = if pausable { child::search().pausable() } else { child::search() };
+    let roctx = ROCTX.get_or_init(|| search.load().unwrap());
     let log = fs::File::open(std::env::var("ROCTX_SHIM_LOG").unwrap()).unwrap();
     let push = std::env::var("ROCTX_SHIM_PUSH").map_or(true, |answer| !answer.starts_with('-'));
-    conformance::check(roctx, Expect { push, start: true }, Some(&Log(log, Mutex::new(0))));
+    let start = roctx.report().symbols.contains(&("roctxRangeStartA", true));
+    conformance::check(roctx, Expect { push, start }, Some(&Log(log, Mutex::new(0))));
     println!("child: {}", roctx.counters().failed > 0);
+    if pausable {
+        let counted = roctx.counters();
+        // What a thread that died left open.
+        let open = counted.pushed - counted.popped;
+        let expected = if open == 0 { Ok(()) } else { Err(PauseError::RangesOpen(open)) };
+        assert_eq!(roctx.pause(), expected);
+        println!("child: {open}");
+    }
 }
 
 fn strict(test: &str, library: &Path, log: &Path, answer: Option<&str>) -> Outcome {
@@ -67,6 +78,22 @@ fn the_suite_passes_under_every_answer_of_push() {
         let refuses = answer.is_some_and(|a| a.starts_with('-'));
         assert_eq!(outcome.said, [refuses.to_string()], "what did not take counts as failed");
     }
+}
+
+#[test]
+fn what_did_not_take_keeps_no_pause_out_after_all_of_the_suite() {
+    let folder = shim::folder();
+    let takes = shim::build(folder.path(), "takes.so", "strict", shim::SDK);
+    // Half a pair of start and stop is none.
+    let some = shim::build(folder.path(), "some.so", "strict", &["PUSH", "POP", "START", "PAUSE", "RESUME"]);
+    let suite = |library: &Path, answer: &str| {
+        let child = Child::new(SUITE).places([library]).env("ROCTX_SHIM_LOG", shim::log(folder.path()));
+        let child = child.env("ROCTX_SHIM_STRICT", "1").env("ROCTX_TEST_PAUSABLE", "1");
+        child.env("ROCTX_SHIM_PUSH", answer).run().ok().said
+    };
+    assert_eq!(suite(&takes, "0"), ["false", "1"]);
+    assert_eq!(suite(&some, "0"), ["true", "1"]);
+    assert_eq!(suite(&some, "-1"), ["true", "0"]);
 }
 
 const MIXED: &str = "balance::nests_under_mixed_answers";

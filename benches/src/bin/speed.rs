@@ -158,7 +158,10 @@ fn rates(arguments: &Arguments, threads: usize, text: &mut String) -> Result<()>
     }
     #[cfg(feature = "peers")]
     {
-        let parts = candle.compare(&prompt, &plain[0].tokens, &theirs[0].tokens)?;
+        let mut parts = None;
+        for run in &theirs {
+            parts = parts.or(candle.compare(&prompt, &plain[0].tokens, &run.tokens)?);
+        }
         let rates: Vec<f64> =
             theirs.iter().map(|run| (run.tokens.len() - 1) as f64 / run.decode_seconds).collect();
         let rate = median(&rates);

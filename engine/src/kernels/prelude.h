@@ -160,7 +160,8 @@ DEVICE u16 to_bf16(float value) {
 #define TILE_ROWS 16
 #define ELEMENTS 8
 // Every lane holds whole rows of a tile here, so fewer steps fit the registers: two need more than the 256 that a lane
-// has. With one, two blocks of `add` fit a compute unit, and as many weights are on their way as two steps of one block.
+// has. With one, two blocks of `add` fit a pair of compute units, on both of which a block's waves are, and as many
+// weights are on their way as with two steps of one block.
 #define FEW_UNROLL 1
 #define ADD_UNROLL 1
 // Lanes leave this loop one after the other. Unrolled it would keep sums for each round, and a round's loads would still

@@ -300,8 +300,11 @@ mod tests {
 
     #[test]
     fn what_is_fixed_by_whoever_computed_it_is_what_would_be_fixed_later() {
-        let (hidden, width, outputs) = (64, 96, 40);
-        for threads in 1..=3 {
+        let (hidden, outputs) = (64, 40);
+        // One group of 32 or more, fewer than there are threads and not a multiple of them.
+        for (threads, width) in
+            [1, 2, 3, 7].into_iter().flat_map(|threads| [32, 96, 160].map(|width| (threads, width)))
+        {
             let pool = Pool::new(threads);
             let pack = |outputs: usize, inputs: usize, salt: u64| {
                 let bytes = gguf_blocks(Dtype::Q4_1, outputs * inputs, salt);
@@ -325,7 +328,7 @@ mod tests {
                     multiplier.gated_fixed(&gate_up, rows, &mut fixed);
                     let mut out = vec![0.0; expected.len()];
                     multiplier.store(&down, Operand::Fixed(&fixed), &mut out);
-                    assert_eq!(out, expected, "{isa:?}, {threads} threads, {count} rows");
+                    assert_eq!(out, expected, "{isa:?}, {threads} threads, {count} rows of {width}");
                 }
             }
         }

@@ -266,3 +266,70 @@ impl Step<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::cache::Cache;
+    use super::*;
+
+    fn wave(at: usize, by: f32) -> f32 {
+        ((at + 1) as f32 * by).sin() * 2.0
+    }
+
+    #[test]
+    fn what_is_attended_in_fixed_point_is_what_would_be_fixed_later() {
+        let (start, epsilon) = (3, 1e-5);
+        for isa in Isa::all().into_iter().filter(|isa| isa.fixes()) {
+            for threads in [1, 2, 3, 7] {
+                let pool = Pool::new(threads);
+                let none = || Packed::stacked(&pool, &[]);
+                let layer = Layer {
+                    input_norm: Vec::new(),
+                    qkv: none(),
+                    q_norm: None,
+                    k_norm: None,
+                    o: none(),
+                    post_norm: Vec::new(),
+                    gate_up: none(),
+                    down: none(),
+                };
+                // One room for all shapes: what an earlier one left in it must not count.
+                let mut scratch = Vec::new();
+                scratch.resize_with(threads, Scratch::default);
+                // Groups of 160, 64, 96, 32 and 160.
+                for (heads, kv_heads, head_dim) in
+                    [(6, 3, 80), (8, 1, 8), (9, 3, 32), (1, 1, 32), (10, 2, 32)]
+                {
+                    let (hidden, intermediate) = (heads * head_dim, 0);
+                    let shape =
+                        Shape { hidden, padded: hidden, heads, kv_heads, head_dim, intermediate, epsilon };
+                    let mut angles = Angles::new((1..=head_dim / 2).map(|at| 1.0 / at as f32).collect());
+                    angles.reach(start + 20);
+                    for rows in [1, 2, 5, 7, 20] {
+                        let mut cache = Cache::new(1, kv_heads, head_dim, 64);
+                        cache.reserve(start + rows);
+                        for (number, head) in cache.layer(0).iter_mut().enumerate() {
+                            for position in 0..start + rows {
+                                let values = |by| -> Vec<f32> {
+                                    let first = (number * 64 + position) * head_dim;
+                                    (first..first + head_dim).map(|at| wave(at, by)).collect()
+                                };
+                                head.put(position, &values(0.37), &values(1.13));
+                            }
+                        }
+                        let step = Step { pool: &pool, isa, shape: &shape, angles: &angles, start, rows };
+                        let qkv: Vec<f32> = (0..rows * shape.qkv()).map(|at| wave(at, 0.71)).collect();
+                        let mut attended = vec![f32::NAN; rows * hidden];
+                        layer.attend(&step, cache.layer(0), &qkv, &mut scratch, &mut attended);
+                        let mut expected = vec![Fixed::ZERO; attended.len() / GROUP];
+                        isa.fix(&attended, &mut expected);
+                        let mut fixed = vec![Fixed::ZERO; expected.len()];
+                        layer.attend_fixed(&step, cache.layer(0), &qkv, &mut scratch, &mut fixed);
+                        assert_eq!(fixed, expected, "{threads} threads, {rows} rows, {shape:?}");
+                        assert!(fixed.iter().all(|fixed| fixed.unit > 0.0), "{shape:?}");
+                    }
+                }
+            }
+        }
+    }
+}

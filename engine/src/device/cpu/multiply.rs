@@ -116,7 +116,7 @@ impl Multiplier<'_> {
     }
 
     /// `out = silu(gate) * up` of paired weights, `[rows, panels * 16]`.
-    pub(super) fn gated<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [f32]) {
+    pub(super) fn gated(&self, weights: &Packed, rows: Rows<'_>, out: &mut [f32]) {
         let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() * LANES, LANES, |mut columns| {
@@ -136,7 +136,7 @@ impl Multiplier<'_> {
 
     /// [`gated`](Self::gated) in fixed point, `[rows, panels / 2]`, of an even number of panels: who has computed a
     /// value fixes it, in the same piece of work.
-    pub(super) fn gated_fixed<'r>(&self, weights: &Packed, rows: impl Into<Operand<'r>>, out: &mut [Fixed]) {
+    pub(super) fn gated_fixed(&self, weights: &Packed, rows: Rows<'_>, out: &mut [Fixed]) {
         let mut fixed = FIXED.take();
         let given = self.given(weights, rows, &mut fixed);
         self.pool.columns(out, weights.panels() / 2, 1, |mut columns| {
