@@ -18,18 +18,24 @@ const AT_ONCE: usize = libc::PIPE_BUF;
 /// How long a pipe without a reader is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Nobody reads a pipe, and nobody waits for that any longer.
+pub(super) struct Unread;
+
 /// Waits until somebody reads the pipe at `path`, or until `leaves` says so. While what it gives is held, opening the pipe
-/// waits for nobody. `None` also where there is no pipe: whoever opens that says what is wrong with it.
-pub(super) fn reader_of(path: &Path, leaves: &impl Fn() -> bool) -> Option<File> {
+/// waits for nobody. `None` where there is no pipe, or none that can be opened: whoever opens that says what is wrong with it.
+pub(super) fn reader_of(path: &Path, leaves: &impl Fn() -> bool) -> Result<Option<File>, Unread> {
     if !path.metadata().is_ok_and(|there| there.file_type().is_fifo()) {
-        return None;
+        return Ok(None);
     }
     loop {
         match File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path) {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) && !leaves() => {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
+                if leaves() {
+                    return Err(Unread);
+                }
                 std::thread::sleep(PAUSE);
             }
-            opened => return opened.ok(),
+            opened => return Ok(opened.ok()),
         }
     }
 }

@@ -50,13 +50,13 @@ fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliE
     let leaves = {
         let stop = Arc::clone(&stop);
         let parent = parent.map(UnixStream::try_clone).transpose().map_err(CliError::Serving)?;
-        Arc::new(move || stop.is_asked() || parent.as_ref().is_some_and(is_orphaned))
+        move || stop.is_asked() || parent.as_ref().is_some_and(is_orphaned)
     };
     let (record, stats) = (args.witness.record.as_deref(), args.witness.stats.as_deref());
-    let readers = [record, stats].map(|path| path.and_then(|path| reader_of(path, &*leaves)));
-    if leaves() {
+    let pipes = record.into_iter().chain(stats);
+    let Ok(readers) = pipes.map(|pipe| reader_of(pipe, &leaves)).collect::<Result<Vec<_>, _>>() else {
         return Ok(ExitCode::SUCCESS);
-    }
+    };
     let files = Files::check(record, stats)?.giving_up_after(PATIENCE);
     drop(readers);
     let threads = choose::threads(args.threads)?;
@@ -90,7 +90,7 @@ fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliE
         asked => asked.unwrap_or(config.context),
     };
     let terms = Terms { fingerprint: checkpoint.fingerprint(), layers: layers.clone(), width: config.hidden };
-    checkpoint.give_up_when(move || leaves());
+    checkpoint.give_up_when(leaves);
     let part = Part { layers: layers.clone(), embedding: false, head: false, context };
     let shard = match device.load(&checkpoint, part) {
         Err(DeviceError::Model(ModelError::GivenUp { .. })) => None,
