@@ -12,7 +12,6 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -172,22 +171,57 @@ fn a_shard_that_is_not_there_is_told_before_weights_are_read() {
     }
 }
 
-/// Nothing was begun then, and nobody knows whether there will ever be a reader.
+/// Nobody knows whether there will ever be a reader.
 #[test]
-fn a_signal_ends_a_shard_that_waits_for_the_reader_of_a_pipe() {
+fn a_signal_and_the_end_of_its_parent_end_a_shard_that_waits_for_the_reader_of_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
     let more = ["--stats", pipe.to_str().unwrap()];
+    let hears_signals = |child: &Child| {
+        let status = PathBuf::from(format!("/proc/{}/status", child.id()));
+        let both =
+            [Signal::TERM, Signal::INT].iter().fold(0, |both, signal| both | 1 << (signal.as_raw() - 1));
+        within(Duration::from_secs(30), "it hears signals", || {
+            let status = fs::read_to_string(&status).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            (u64::from_str_radix(caught.trim(), 16).unwrap() & both == both).then_some(())
+        });
+    };
+
     let child = shard(Path::new("nowhere"), "tcp:127.0.0.1:0", &more).spawn().unwrap();
-    let proc = PathBuf::from(format!("/proc/{}", child.id()));
-    within(Duration::from_secs(30), "it waits", || {
-        let read = |name: &str| fs::read_to_string(proc.join(name)).unwrap_or_default();
-        (read("comm") == "phasemark\n" && read("stat").contains(") S ")).then_some(())
-    });
+    hears_signals(&child);
     send(child.id(), Signal::TERM);
-    assert_eq!(end_of(child).0.signal(), Some(Signal::TERM.as_raw()));
+    let (status, said) = end_of(child);
+    assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+
+    let (parent, theirs) = UnixStream::pair().unwrap();
+    let mut command = shard(Path::new("nowhere"), "inherited", &more);
+    let child = command.stdin(OwnedFd::from(theirs)).spawn().unwrap();
+    drop(command);
+    hears_signals(&child);
+    drop(parent);
+    let (status, said) = end_of(child);
+    assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+}
+
+/// It looks at the pipe without waiting, and then writes to it as to any other.
+#[test]
+fn a_reader_of_a_pipe_who_comes_late_gets_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let model = process::workspace().join("models/pair/target");
+    let more = ["--stats", pipe.to_str().unwrap()];
+    let shard = process::Process::begin(&model, "7..8", "tcp:127.0.0.1:0", &more);
+    let mut reader = File::open(&pipe).unwrap();
+    let mut shard = shard.ready();
+    shard.signal(Signal::TERM);
+    let mut stats = String::new();
+    reader.read_to_string(&mut stats).unwrap();
+    assert_eq!(shard.wait().code(), Some(0));
+    assert_eq!(serde_json::from_str::<Value>(&stats).unwrap()["generations"], 0);
 }
 
 /// A write that never ends would keep the signal from being heard, for ever.

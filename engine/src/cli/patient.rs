@@ -1,8 +1,12 @@
-//! Writing to a pipe that nobody empties. A shard takes a signal for a wish, which it hears where it waits for its parent; a
-//! write that never ends would keep it for ever, so one that waits too long is a failure.
+//! Pipes that nobody reads. A shard takes a signal for a wish, which it hears where it waits for its parent; an opening or a
+//! write that never ends would keep it for ever. So it looks for a reader as long as nobody asks it to leave, and a write that
+//! waits too long is a failure.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,6 +14,31 @@ use rustix::io::Errno;
 
 /// Bytes that a pipe which is ready takes without waiting.
 const AT_ONCE: usize = libc::PIPE_BUF;
+
+/// How long a pipe without a reader is left alone.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Nobody reads a pipe, and nobody waits for that any longer.
+pub(super) struct Unread;
+
+/// Waits until somebody reads the pipe at `path`, or until `leaves` says so. While what it gives is held, opening the pipe
+/// waits for nobody. `None` where there is no pipe, or none that can be opened: whoever opens that says what is wrong with it.
+pub(super) fn reader_of(path: &Path, leaves: &impl Fn() -> bool) -> Result<Option<File>, Unread> {
+    if !path.metadata().is_ok_and(|there| there.file_type().is_fifo()) {
+        return Ok(None);
+    }
+    loop {
+        match File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
+                if leaves() {
+                    return Err(Unread);
+                }
+                std::thread::sleep(PAUSE);
+            }
+            opened => return Ok(opened.ok()),
+        }
+    }
+}
 
 /// Writes as `out` does, but gives up when that takes nothing for `limit`.
 pub(super) struct Patient<W> {

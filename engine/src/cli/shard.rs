@@ -10,6 +10,7 @@ use super::args::ShardArgs;
 use super::error::CliError;
 use super::generate::chosen_markers;
 use super::output::Files;
+use super::patient::reader_of;
 use super::stats::ShardStats;
 use super::teller::Teller;
 use super::{choose, say};
@@ -43,11 +44,21 @@ pub(super) fn run(args: &ShardArgs) -> Result<ExitCode, CliError> {
 
 /// Serves `parent`, or whoever connects.
 fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliError> {
-    // It may wait for whoever reads a pipe, for ever: until here a signal ends the process as it ends any other.
-    let files = Files::check(args.witness.record.as_deref(), args.witness.stats.as_deref())?
-        .giving_up_after(PATIENCE);
-    // From here on it is a wish.
+    // From here on a signal is a wish.
     let stop = Arc::new(Stop::on_signals().map_err(CliError::Serving)?);
+    let is_child = parent.is_some();
+    let leaves = {
+        let stop = Arc::clone(&stop);
+        let parent = parent.map(UnixStream::try_clone).transpose().map_err(CliError::Serving)?;
+        move || stop.is_asked() || parent.as_ref().is_some_and(is_orphaned)
+    };
+    let (record, stats) = (args.witness.record.as_deref(), args.witness.stats.as_deref());
+    let pipes = record.into_iter().chain(stats);
+    let Ok(readers) = pipes.map(|pipe| reader_of(pipe, &leaves)).collect::<Result<Vec<_>, _>>() else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let files = Files::check(record, stats)?.giving_up_after(PATIENCE);
+    drop(readers);
     let threads = choose::threads(args.threads)?;
     let device = choose::device(&args.device, threads)?;
     let markers = Assembly::new(
@@ -79,10 +90,7 @@ fn serve(args: &ShardArgs, parent: Option<&UnixStream>) -> Result<ExitCode, CliE
         asked => asked.unwrap_or(config.context),
     };
     let terms = Terms { fingerprint: checkpoint.fingerprint(), layers: layers.clone(), width: config.hidden };
-    let (asked, parent) =
-        (Arc::clone(&stop), parent.map(UnixStream::try_clone).transpose().map_err(CliError::Serving)?);
-    let is_child = parent.is_some();
-    checkpoint.give_up_when(move || asked.is_asked() || parent.as_ref().is_some_and(is_orphaned));
+    checkpoint.give_up_when(leaves);
     let part = Part { layers: layers.clone(), embedding: false, head: false, context };
     let shard = match device.load(&checkpoint, part) {
         Err(DeviceError::Model(ModelError::GivenUp { .. })) => None,

@@ -133,14 +133,19 @@ fn begins_an_entry(piece: &str) -> bool {
 }
 
 fn read_entry(entry: &str) -> Result<(Option<Range<usize>>, Place), SplitError> {
-    // A path may end with a space, and nothing begins with one.
     let entry = entry.trim_start();
     match entry.split_once('@') {
         // An @ may also stand in a path.
-        Some((range, place)) if !range.contains(':') => Ok((Some(read_range(range)?), place.parse()?)),
+        Some((range, place)) if !range.contains(':') => Ok((Some(read_range(range)?), read_place(place)?)),
         _ if entry.contains("..") && !entry.contains(':') => Err(SplitError::NoRange(entry.into())),
-        _ => Ok((None, entry.parse()?)),
+        _ => Ok((None, read_place(entry)?)),
     }
+}
+
+/// Spaces around a place are none of it. A path alone may end with one.
+fn read_place(text: &str) -> Result<Place, PlaceError> {
+    let text = text.trim_start();
+    if text.starts_with("unix:") { text } else { text.trim_end() }.parse()
 }
 
 /// Reads `BEGIN..END`.
@@ -220,6 +225,8 @@ mod tests {
         assert_eq!(read(None, Some("3:5")).unwrap(), ["0..3@cpu", "3..8@cpu"]);
         assert_eq!(read(Some("cpu,unix:/a"), Some("3:5")).unwrap(), ["0..3@cpu", "3..8@unix:/a"]);
         assert_eq!(read(Some("0..3@cpu, 3..8@spawn:cpu"), None).unwrap(), ["0..3@cpu", "3..8@spawn:cpu"]);
+        assert_eq!(read(Some("0..3 @ cpu , 3..8@ tcp:h:1 "), None).unwrap(), ["0..3@cpu", "3..8@tcp:h:1"]);
+        assert_eq!(read(Some("spawn:cpu ,cpu "), None).unwrap(), ["0..4@spawn:cpu", "4..8@cpu"]);
         assert_eq!(read(Some("unix:/a b , cpu"), None).unwrap(), ["0..4@unix:/a b ", "4..8@cpu"]);
         assert_eq!(read(Some("cpu,spawn:cpu"), None).unwrap(), ["0..4@cpu", "4..8@spawn:cpu"]);
         assert_eq!(
