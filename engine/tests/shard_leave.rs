@@ -171,13 +171,19 @@ fn a_shard_that_is_not_there_is_told_before_weights_are_read() {
     }
 }
 
+/// A pipe with a name, which nobody has opened.
+fn named_pipe(folder: &Path) -> PathBuf {
+    let pipe = folder.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    pipe
+}
+
 /// Nobody knows whether there will ever be a reader.
 #[test]
 fn a_signal_and_the_end_of_its_parent_end_a_shard_that_waits_for_the_reader_of_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    let pipe = named_pipe(folder.path());
     let more = ["--stats", pipe.to_str().unwrap()];
     let hears_signals = |child: &Child| {
         let status = PathBuf::from(format!("/proc/{}/status", child.id()));
@@ -210,8 +216,7 @@ fn a_signal_and_the_end_of_its_parent_end_a_shard_that_waits_for_the_reader_of_a
 #[test]
 fn a_reader_of_a_pipe_who_comes_late_gets_all() {
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = named_pipe(folder.path());
     let model = process::workspace().join("models/pair/target");
     let more = ["--stats", pipe.to_str().unwrap()];
     let shard = process::Process::begin(&model, "7..8", "tcp:127.0.0.1:0", &more);
@@ -228,8 +233,7 @@ fn a_reader_of_a_pipe_who_comes_late_gets_all() {
 #[test]
 fn a_pipe_that_nobody_empties_does_not_keep_a_shard() {
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = named_pipe(folder.path());
     // A reader that reads nothing, of a pipe that is full.
     let mut full = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
     while full.write(&[0; 4096]).is_ok() {}
