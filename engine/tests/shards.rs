@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::decode::{Engine, Generation, Request};
 use engine::device::cpu::Cpu;
@@ -642,7 +642,6 @@ fn what_cannot_be_is_one_clear_error() {
     ];
     for (args, says) in cases {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        let began = Instant::now();
         let output = phasemark(&args).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
@@ -650,6 +649,5 @@ fn what_cannot_be_is_one_clear_error() {
         let told = error.lines().filter(|line| line.starts_with("phasemark")).count();
         assert_eq!(told, 1, "once, by whoever knows: {args:?}: {error}");
         assert!(output.stdout.is_empty() || says.contains("No space left"), "{args:?}");
-        assert!(began.elapsed() < Duration::from_mins(1), "{args:?}");
     }
 }
