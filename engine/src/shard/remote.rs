@@ -109,7 +109,7 @@ impl RemoteShard {
             let text = format!("its cache holds {context} positions now, and held {}", self.part.context);
             return Err(Why::Mismatch(text));
         }
-        connection.expect(self.part.context, self.terms.width);
+        connection.cap_at(self.part.context, self.terms.width);
         self.connection = Some(connection);
         self.owed = 0;
         Ok(())

@@ -183,7 +183,7 @@ impl Session<'_, '_, '_> {
         let welcome = Welcome { hello, context: context.into(), device: self.service.shard.device().into() };
         let welcomed = Frame { kind: kind::WELCOME, id: frame.id };
         self.connection.send(welcomed, welcome.as_bytes(), &[], self.door, over)?;
-        self.connection.expect(context as usize, self.service.terms.width);
+        self.connection.cap_at(context as usize, self.service.terms.width);
         Ok(Ok(()))
     }
 

@@ -68,7 +68,7 @@ impl Connection {
     }
 
     /// Sets the cap that the handshake agreed on: hidden state of `rows` rows, and the fixed fields.
-    pub(in crate::shard) fn expect(&mut self, rows: usize, width: usize) {
+    pub(in crate::shard) fn cap_at(&mut self, rows: usize, width: usize) {
         let hidden = (rows as u64).saturating_mul(width as u64).saturating_mul(4);
         self.cap = hidden.saturating_add(SMALL_BODY);
     }
