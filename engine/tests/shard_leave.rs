@@ -96,6 +96,13 @@ fn end_of(mut child: Child) -> (std::process::ExitStatus, String) {
     (status, said)
 }
 
+/// It was asked to leave, and nothing went wrong.
+#[track_caller]
+fn leaves_in_silence(child: Child) {
+    let (status, said) = end_of(child);
+    assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+}
+
 #[test]
 fn a_signal_ends_the_reading_of_weights() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,8 +144,7 @@ fn the_end_of_its_parent_ends_the_reading_of_weights() {
         let child = command.spawn().unwrap();
         // Its own copy of the child's end would be no end.
         drop(command);
-        let (status, said) = end_of(child);
-        assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+        leaves_in_silence(child);
     }
 }
 
@@ -199,8 +205,7 @@ fn a_signal_and_the_end_of_its_parent_end_a_shard_that_waits_for_the_reader_of_a
     let child = shard(Path::new("nowhere"), "tcp:127.0.0.1:0", &more).spawn().unwrap();
     hears_signals(&child);
     send(child.id(), Signal::TERM);
-    let (status, said) = end_of(child);
-    assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+    leaves_in_silence(child);
 
     let (parent, theirs) = UnixStream::pair().unwrap();
     let mut command = shard(Path::new("nowhere"), "inherited", &more);
@@ -208,8 +213,7 @@ fn a_signal_and_the_end_of_its_parent_end_a_shard_that_waits_for_the_reader_of_a
     drop(command);
     hears_signals(&child);
     drop(parent);
-    let (status, said) = end_of(child);
-    assert_eq!((status.code(), &*said), (Some(0), ""), "{status}");
+    leaves_in_silence(child);
 }
 
 /// It looks at the pipe without waiting, and then writes to it as to any other.
